@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,9 +21,6 @@ from typing_extensions import Buffer
 
 import kvring
 from tests.python.guarded_memory import GuardedMemory
-
-# A hook of the whole run: one in a directory is not seen by the process that prints.
-from tests.python.matrix.table import pytest_terminal_summary as pytest_terminal_summary
 from tests.python.scheduling import (
     pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,
 )
@@ -241,76 +237,6 @@ def is_exported(memory: bytearray) -> bool:
     return False
 
 
-def disk_bytes(directory: Path) -> int:
-    """Return what everything in a directory takes on disk, directories below it included.
-
-    Files come and go while it is looked at: what is there twice was there in between, all of it
-    at once.
-    """
-    before, after = _sizes_bytes(directory), _sizes_bytes(directory)
-    return sum(min(size, after[path]) for path, size in before.items() if path in after)
-
-
-def _sizes_bytes(directory: Path | str) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for entry in os.scandir(directory):
-        # A file that goes away meanwhile takes nothing.
-        with suppress(FileNotFoundError):
-            sizes[entry.path] = entry.stat(follow_symlinks=False).st_blocks * 512
-            if entry.is_dir(follow_symlinks=False):
-                sizes |= _sizes_bytes(entry.path)
-    return sizes
-
-
-@contextmanager
-def most_disk_bytes(directory: Path) -> Iterator[list[int]]:
-    """Look at the disk all the time; the one number in the list is the most there ever was."""
-    most = [0]
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            most[0] = max(most[0], disk_bytes(directory))
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield most
-    finally:
-        done.set()
-        thread.join()
-        most[0] = max(most[0], disk_bytes(directory))
-
-
-def set_last_use(directory: Path, seconds_ago: float) -> None:
-    """Write into each record of a closed store how long ago its chunk was used last."""
-    last_use_ms = int((time.time() - seconds_ago) * 1000)
-    with (directory / "index.kvring").open("r+b") as index:
-        for offset in range(4096, index.seek(0, os.SEEK_END), 256):
-            index.seek(offset)
-            index.write(last_use_ms.to_bytes(6, "little"))
-
-
-# The ttl by default, and how long before its end `age` leaves what a store holds.
-TTL_S = 7 * 86_400.0
-EXPIRES_IN_S = 6.0
-
-
-def age(
-    client: Client, directory: Path, open_client: Callable[..., Client], **options: Any
-) -> tuple[Client, Callable[[], None]]:
-    """Reopen a store whose chunks expire in a moment, before the store looks for them by itself.
-
-    The second value waits for that moment.
-    """
-    client.connector.close()
-    end_s = time.time() + EXPIRES_IN_S
-    set_last_use(directory, TTL_S - EXPIRES_IN_S)
-    client = open_client(**options)
-    assert client.connector.recovery["expired"] == 0
-    return client, lambda: time.sleep(max(0.0, end_s - time.time()) + 0.01)
-
-
 class LoopDevice(NamedTuple):
     """A bare block device over a sparse file."""
 
@@ -359,27 +285,6 @@ def run_child(
     )
 
 
-def run_kill_harness(
-    path: Path, kills: int, engine: str, layout: str, *arguments: str, life_ms: int = 120
-) -> None:
-    """Kill a child at work on a store at `path` again and again (tests/harness/kill.rs)."""
-    harness = ["cargo", "run", "--quiet", "--example", "kill_harness", "--"]
-    options = ["--rounds", str(kills), "--life-ms", str(life_ms), "--path", str(path), *arguments]
-    done = subprocess.run(
-        [*harness, *options],
-        cwd=REPOSITORY,
-        env=os.environ | {"KVRING_TEST_ENGINE": engine, "KVRING_TEST_LAYOUT": layout},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{kills} kills"), done.stdout
-    # A harness whose children never got to work would prove nothing.
-    worked = int(done.stdout.split(",")[1].split()[0])
-    assert worked > kills // 10, done.stdout
-
-
 @pytest.fixture
 def store_directory(tmp_path: Path) -> Iterator[Path]:
     """A directory for one store, gone as soon as the test is over: pytest would keep it."""
@@ -422,17 +327,6 @@ def open_client(store_directory: Path) -> Iterator[Callable[..., Client]]:
 def client(open_client: Callable[..., Client]) -> Client:
     """A client of an empty store."""
     return open_client()
-
-
-@pytest.fixture(scope="module")
-def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A client of a small store that all tests of a module use, one after the other."""
-    directory = tmp_path_factory.mktemp("shared") / "store"
-    with kvring.Connector(
-        directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT
-    ) as connector:
-        yield Client(connector)
-    shutil.rmtree(directory)
 
 
 @pytest.fixture

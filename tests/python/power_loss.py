@@ -71,11 +71,6 @@ def work(path: str, layout: str, durability: str, seed: int, log: str | None = N
             tell("done", number, [])
 
 
-def survey(path: str, layout: str, durability: str) -> None:
-    """Open what is there, and tell the version of each key, or what is wrong."""
-    print(json.dumps(look_into(path, layout, durability)), flush=True)
-
-
 def survey_each(mount_point: str) -> None:
     """Do so on the devices that are named line by line; what was raised is told too.
 

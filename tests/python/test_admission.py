@@ -1,12 +1,9 @@
 """Admission: which SETs are worth a write. Those that are not complete all the same."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-import kvring
 from tests.python.conftest import MIB, Client, make_key, pattern
 from tests.support.tuning import tuned
 
@@ -34,13 +31,6 @@ def test_a_key_is_stored_at_the_nth_time(
     assert client.stat("set_stored") == 10
     assert client.stat("set_failed") == 0
     assert client.connector.usage()["test/model"]["remembered_keys"] == 0
-
-
-def test_by_default_every_key_is_stored(open_client: Callable[..., Client]) -> None:
-    client = open_client()
-    client.store(dict.fromkeys(KEYS, CONTENT))
-    assert client.exists(KEYS) == [True] * 10
-    assert client.stat("set_not_admitted") == 0
 
 
 def test_other_bytes_for_a_key_that_is_held_leave_no_stale_ones(
@@ -112,19 +102,3 @@ def test_past_the_write_budget_no_stale_bytes_are_left(open_client: Callable[...
     assert client.stat("set_over_write_budget") == refused + 1
     assert client.exists([held]) == [False]
     assert client.load(held, MIB) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("admit", "never", "'never'"),
-        ("write_budget", "1MiB", "'1MiB'"),
-        ("write_budget", "none", "'none'"),
-    ],
-)
-def test_values_that_do_not_fit(store_directory: Path, name: str, value: Any, shown: str) -> None:
-    with pytest.raises(kvring.ConfigError) as refusal:
-        kvring.Connector(store_directory, "1GiB", **{name: value})
-    expected_range = kvring.options()[name]["range"]
-    assert expected_range is not None
-    assert all(word in str(refusal.value) for word in (f"'{name}'", shown, expected_range))

@@ -120,36 +120,6 @@ def test_each_pattern_as_json(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("rw", ["randread", "randwrite"])
-def test_registered_memory_is_used(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rw: str
-) -> None:
-    arguments = ("--rw", rw, *SMALL, "--batch=2", "--verify")
-    result = bench_json(capsys, tmp_path, *arguments, "--registered")
-    assert result["load"]["registered"] is True
-    assert not result["has_errors"]
-    store = result["store"]
-    # 32 keys in flight.
-    assert store["registered_bytes"] == 32 * 16 * 1024
-    assert store["transfers_fixed"] >= KEYS
-    plain = bench_json(capsys, tmp_path, *arguments)["store"]
-    assert (plain["registered_bytes"], plain["transfers_fixed"]) == (0, 0)
-
-    assert bench(tmp_path, *arguments, "--registered=on") == 0
-    text = capsys.readouterr().out
-    assert f"{32 * 16 * 1024:,} bytes" in text
-
-
-def test_memory_that_cannot_be_registered_goes_without(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    arguments = ("--rw=read", *SMALL, "--registered", "--engine=posix")
-    result = bench_json(capsys, tmp_path, *arguments)
-    assert not result["has_errors"]
-    assert result["measured"]["bytes"] == MIB
-    assert (result["store"]["registered_bytes"], result["store"]["transfers_fixed"]) == (0, 0)
-
-
 def test_the_table_has_what_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert bench(tmp_path, "--rw", "randrw", *SMALL, "--batch=2", "--align=1") == 0
     text = capsys.readouterr().out
@@ -193,19 +163,6 @@ def test_options_reach_the_store(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert store["transfers"] >= MIB // 4096
     assert store["bounced_bytes"] == MIB
     assert result["store_options"]["io_threads"] == "2"
-
-
-def test_jobs_lengths_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    result = bench_json(
-        capsys,
-        tmp_path,
-        *("--rw=randrw", "--bs=1KiB-20KiB", "--size=1MiB", "--numjobs=3", "--iodepth=8"),
-        *("--runtime=2", "--rwmixread=75", "--verify=on", "--seed=7"),
-    )
-    assert result["measured"]["classes"]["get"]["keys"] > KEYS
-    assert result["measured"]["classes"]["set"]["keys"] > KEYS
-    assert result["load"]["batch"] == 8
-    assert not result["has_errors"]
 
 
 def test_every_option_is_a_flag_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,14 +216,6 @@ def test_wrong_arguments_are_named_with_a_way_out(
     assert message.startswith("kvring bench: ")
     for part in shown:
         assert part in message
-
-
-def test_a_missing_directory_is_not_made(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert bench(tmp_path / "missing") == 2
-    assert "make it, or name another" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["bench", "--path"], ["bench", "--depth=1"]])
@@ -379,10 +328,4 @@ def test_a_run_can_be_followed_and_stopped(store_directory: Path) -> None:
     assert report["interrupted"]
     with pytest.raises(kvring.KvRingError):
         run.report()
-    kvring.Connector(store_directory, CAPACITY_BYTES).close()
-
-
-def test_a_dropped_run_gives_up_its_store(store_directory: Path) -> None:
-    plan = LoadPlan(rw="write", bs="4KiB", size=MIB, runtime=3600)
-    LoadRun(plan, store_directory, plan.capacity_bytes)
     kvring.Connector(store_directory, CAPACITY_BYTES).close()

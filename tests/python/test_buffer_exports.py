@@ -6,9 +6,7 @@ import os
 import weakref
 
 import pytest
-from typing_extensions import Buffer
 
-import kvring
 from tests.python.conftest import MIB, Client, is_exported, make_key, make_memory, pattern
 
 CHUNK_BYTES = 2 * MIB + 1
@@ -43,29 +41,6 @@ def test_draining_releases_the_memory_of_the_drained_batches_only(client: Client
     client.wait(submit(client, "set", ["first"], [first]))
     submit(client, "set", ["second"], [second])
     assert (is_exported(first), is_exported(second)) == (False, True)
-
-
-def test_a_memoryview_cannot_be_released_before_the_completion_is_drained(client: Client) -> None:
-    view = memoryview(bytearray(pattern(4096, 1)))
-    future_id = client.connector.submit_batch_set(["key"], [view])
-    with pytest.raises(BufferError):
-        view.release()
-    client.wait(future_id)
-    view.release()
-    with pytest.raises(ValueError, match="released"):
-        view.tobytes()
-
-
-def test_memory_mapped_memory_cannot_be_unmapped_before_the_completion_is_drained(
-    client: Client,
-) -> None:
-    memory = mmap.mmap(-1, MIB)
-    future_id = client.connector.submit_batch_set(["key"], [memory])
-    with pytest.raises(BufferError):
-        memory.close()
-    client.wait(future_id)
-    memory.close()
-    assert memory.closed
 
 
 @pytest.mark.parametrize("operation", ["set", "get"])
@@ -129,17 +104,3 @@ def test_an_object_given_twice_is_released_once_for_each(client: Client) -> None
     assert is_exported(memory)
     client.wait(future_id)
     assert not is_exported(memory)
-
-
-def test_a_refused_batch_holds_no_memory(client: Client) -> None:
-    good = bytearray(4096)
-    refused: list[tuple[list[str], list[Buffer]]] = [
-        (["a", "b"], [good, good, good]),
-        (["a", "k" * 4097], [good, good]),
-        (["a", "b"], [good, bytearray()]),
-        (["a", "b"], [good, memoryview(bytearray(8))[::2]]),
-    ]
-    for keys, buffers in refused:
-        with pytest.raises(kvring.SubmitError):
-            client.connector.submit_batch_set(keys, buffers)
-        assert not is_exported(good)

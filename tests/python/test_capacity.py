@@ -5,20 +5,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import kvring
 from tests.python.conftest import (
-    KIB,
     MIB,
     Client,
-    disk_bytes,
     make_key,
-    most_disk_bytes,
     pattern,
     run_child,
 )
-from tests.support.tuning import tuned
+from tests.support.disk_usage import disk_bytes, most_disk_bytes
 
 SMALL_BYTES = 32 * MIB
 SIZES_BYTES = (1, 4096, 70_001, 522_240, MIB, 3 * MIB)
@@ -50,27 +45,6 @@ def assert_held_chunks_are_whole(client: Client, stored: dict[str, int]) -> int:
     return len(whole)
 
 
-@pytest.mark.parametrize("eviction", ["lru", "s3fifo"])
-@pytest.mark.parametrize("capacity_bytes", [16 * MIB, SMALL_BYTES, 33 * MIB + 12_345, 200 * MIB])
-def test_the_disk_never_holds_more_than_the_capacity(
-    open_client: Callable[..., Client], store_directory: Path, capacity_bytes: int, eviction: str
-) -> None:
-    """About three times what fits goes in, in two lives."""
-    batches = capacity_bytes // (2 * MIB)
-    stored: dict[str, int] = {}
-    store_directory.mkdir()
-    with most_disk_bytes(store_directory) as most:
-        for life in range(2):
-            client = open_client(capacity_bytes, eviction=eviction)
-            stored |= store_at_random(client, life, batches)
-            assert client.stat("used_bytes") <= capacity_bytes
-            assert client.stat("evicted") > 0
-            assert 0 < assert_held_chunks_are_whole(client, stored) < len(stored)
-            client.assert_sound()
-            client.connector.close()
-    assert capacity_bytes * 3 // 4 < most[0] <= capacity_bytes
-
-
 def store_and_die(directory: str, capacity_bytes: int, seed: int) -> None:
     client = Client(kvring.Connector(directory, capacity_bytes))
     store_at_random(client, seed, 12)
@@ -97,35 +71,6 @@ def test_the_disk_keeps_to_the_capacity_when_the_process_dies_again_and_again(
     assert disk_bytes(store_directory) <= SMALL_BYTES
 
 
-def test_many_small_chunks_count_with_their_index(
-    open_client: Callable[..., Client], store_directory: Path
-) -> None:
-    """Each takes a block and a record of the index: both are part of the capacity."""
-    client = open_client(16 * MIB)
-    with most_disk_bytes(store_directory) as most:
-        for batch in range(50):
-            keys = [make_key(batch * 100 + number, "s" * 128) for number in range(100)]
-            client.store(dict.fromkeys(keys, b"content"))
-    assert client.exists(keys) == [True] * 100
-    assert client.stat("evicted") > 0
-    assert client.stat("keys") > 2000
-    assert most[0] <= 16 * MIB
-
-
-def test_a_full_store_makes_room(open_client: Callable[..., Client]) -> None:
-    with tuned(low_watermark=1, high_watermark=1):
-        client = open_client(SMALL_BYTES)
-    content = pattern(MIB, 1)
-    keys = [make_key(number) for number in range(40)]
-    client.store(dict.fromkeys(keys, content))
-    held = client.exists(keys)
-    assert 28 <= sum(held) < 32
-    assert client.stat("evicted") == len(keys) - sum(held)
-    assert client.stat("evicted_bytes") == (len(keys) - sum(held)) * MIB
-    assert (client.stat("store_full"), client.stat("set_failed")) == (0, 0)
-    assert [client.load(key, MIB) for key in keys] == [content if one else None for one in held]
-
-
 def test_what_cannot_go_is_said_and_unpinning_makes_room(
     open_client: Callable[..., Client],
 ) -> None:
@@ -149,52 +94,3 @@ def test_what_cannot_go_is_said_and_unpinning_makes_room(
     client.store({"long": longest})
     assert client.load("long", len(longest)) == longest
     assert client.exists(keys) == [False] * 24
-
-
-def test_what_is_held_needs_no_room_to_be_stored_again(open_client: Callable[..., Client]) -> None:
-    client = open_client(SMALL_BYTES)
-    content = pattern(MIB, 1)
-    keys = [make_key(number) for number in range(24)]
-    client.store(dict.fromkeys(keys, content))
-    evicted = client.stat("evicted")
-    client.store(dict.fromkeys(keys, content))
-    assert client.stat("set_unchanged") == 24
-    assert client.stat("evicted") == evicted
-    assert client.delete(keys) == [True] * 24
-    client.store(dict.fromkeys(keys, content))
-
-
-def test_what_went_is_not_there_after_a_restart_either(
-    open_client: Callable[..., Client],
-) -> None:
-    client = open_client(SMALL_BYTES)
-    chunks = {make_key(seed): pattern(MIB - seed * KIB, seed) for seed in range(40)}
-    client.store(chunks)
-    # Until then the store may go on making room by itself.
-    client.connector.close()
-    client = open_client(SMALL_BYTES)
-    held = client.exists(list(chunks))
-    assert 24 <= sum(held) < 32
-    for (key, content), is_held in zip(chunks.items(), held, strict=True):
-        assert client.load(key, len(content)) == (content if is_held else None)
-
-
-def test_a_larger_capacity_gives_room_and_a_smaller_one_is_kept_to(
-    open_client: Callable[..., Client], store_directory: Path
-) -> None:
-    content = pattern(MIB, 1)
-    keys = [make_key(number) for number in range(60)]
-    client = open_client(SMALL_BYTES)
-    client.store(dict.fromkeys(keys, content))
-    client.connector.close()
-    client = open_client(3 * SMALL_BYTES)
-    assert 24 <= sum(client.exists(keys)) < 32
-    client.store(dict.fromkeys(keys, content))
-    assert client.exists(keys) == [True] * 60
-    client.connector.close()
-    client = open_client(SMALL_BYTES)
-    assert disk_bytes(store_directory) <= SMALL_BYTES
-    held = client.exists(keys)
-    assert 24 <= sum(held) < 32
-    for key, is_held in zip(keys, held, strict=True):
-        assert client.load(key, MIB) == (content if is_held else None)

@@ -79,18 +79,12 @@ def test_a_shared_tier_stands_behind_the_store(
     ("arguments", "told"),
     [
         (["--shared", "http://host"], "'http://host' is not valid; write redis://"),
-        (["--shared", "redis://host/7"], "is not valid"),
         (["--shared", "redis://host:99999"], "Port out of range"),
         (["--shared", "redis://user:secret@host"], "LMCACHE_RESP_PASSWORD"),
-        (["--shared", "redis://user:s3/secret@host"], "LMCACHE_RESP_PASSWORD"),
         (["--shared", "redis://host?password=secret"], "'redis://host' is not valid"),
-        (["--shared", "redis://host:0"], "is not valid"),
         (["--shared", "redis://[fd00::5]"], "is not valid"),
-        (["--shared", "redis://ho st"], "is not valid"),
         (["--shared", "redis://$(id)"], "is not valid"),
-        (["--shared", "s3://bucket"], "is not valid"),
         (["--shared", "s3://bucket.host?colour=red"], "'s3://bucket.host' is not valid"),
-        (["--shared", "file:///"], "is not valid"),
         (["--shared", "file:///mnt/kv#1"], "is not valid"),
         (
             ["--shared", "redis://host", "--option", "shared_buffer=much"],
@@ -101,7 +95,6 @@ def test_a_shared_tier_stands_behind_the_store(
             ["--shared", "redis://host", "--option", "shared_tea=1"],
             "shared tier are: shared_tier, ",
         ),
-        (["--shared", "file://host/path"], "is not valid"),
         (["--shared", "redis://host", "--type", "native_plugin"], "goes with --type plugin"),
         (["--shared", "redis://host", "--for", "sglang"], "of LMCache's server"),
     ],
@@ -316,17 +309,7 @@ def test_usage_is_by_namespace(
     assert "56.0 KiB" in shown
 
 
-@pytest.mark.parametrize("command", ["info", "usage"])
-def test_a_path_without_a_store(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
-    assert main([command, str(tmp_path / "missing")]) == 1
-    assert capsys.readouterr().err.startswith(f"kvring {command}: there is no store in ")
-    assert main([command, str(tmp_path)]) == 1
-    assert "it has no index.kvring" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", [["usage"], ["info"], ["ls"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [["usage"], ["ls"]])
 def test_a_reader_that_has_enough_ends_a_command(
     client: Client, store_directory: Path, arguments: list[str]
 ) -> None:

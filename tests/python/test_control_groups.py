@@ -1,7 +1,6 @@
-"""What a store does in a container: with little memory, and on a device that is throttled."""
+"""What a store does in a container with little memory."""
 
 import os
-import signal
 import struct
 import subprocess
 import time
@@ -18,9 +17,7 @@ from tests.python.conftest import (
     MIB,
     REPOSITORY,
     Client,
-    bare_loop_device,
     child_command,
-    pattern,
 )
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -113,70 +110,3 @@ def test_an_index_larger_than_the_memory_of_the_container_is_no_trouble(
         assert (ended.returncode, ended.stderr) == (0, "")
         if (group / "memory.failcnt").exists():
             assert int((group / "memory.failcnt").read_text()) > 0, "it was never short of memory"
-
-
-def take_all_memory(group: str, directory: str) -> None:
-    """Store chunks and tell of them, with more and more of something else in memory."""
-    enter(group)
-    ballast = []
-    client = Client(kvring.Connector(directory, "256MiB", min_free=0))
-    for number in range(10_000):
-        client.store({f"key {number}": pattern(MIB // 8, number)})
-        print(number, flush=True)
-        ballast.append(os.urandom(4 * MIB))
-
-
-def test_what_was_answered_outlives_the_out_of_memory_killer(store_directory: Path) -> None:
-    limit = str(160 * MIB)
-    limits = {1: {"memory.limit_in_bytes": limit}, 2: {"memory.max": limit}}
-    with control_group("memory", limits) as group:
-        ended = run_in(group, take_all_memory, str(store_directory))
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    answered = [int(line) for line in ended.stdout.split()]
-    assert answered
-    with kvring.Connector(store_directory, "256MiB", min_free=0) as connector:
-        client = Client(connector)
-        for number in answered:
-            assert client.load(f"key {number}", MIB // 8) == pattern(MIB // 8, number)
-
-
-def load_beside_slow_stores(group: str, device: str) -> None:
-    """Load a chunk while many are being stored on a device that takes its time."""
-    client = Client(kvring.Connector(device, "all"))
-    client.store({"before": pattern(MIB, 7)})
-    enter(group)
-    chunks = {f"key {number}": pattern(MIB, number) for number in range(24)}
-    stored = client.connector.submit_batch_set(list(chunks), list(chunks.values()))
-    loaded = bytearray(MIB)
-    found = client.connector.submit_batch_get(["before"], [loaded])
-    order: list[int] = []
-    while len(order) < 2:
-        client.wait_readable()
-        order += [one[0] for one in client.connector.drain_completions() if one[1]]
-    assert order == [found, stored], "a load waits for stores"
-    assert loaded == pattern(MIB, 7)
-    for key, chunk in chunks.items():
-        assert client.load(key, MIB) == chunk
-    assert client.connector.close()["shutdown_clean"]
-
-
-def test_loads_overtake_stores_on_a_throttled_device(tmp_path: Path) -> None:
-    with bare_loop_device(tmp_path, 96 * MIB, BLOCK_BYTES) as device:
-        number = device.path.stat().st_rdev
-        name = f"{os.major(number)}:{os.minor(number)}"
-        rate = 4 * MIB
-        limits = {
-            1: {
-                "blkio.throttle.write_bps_device": f"{name} {rate}",
-                "blkio.throttle.read_bps_device": f"{name} {8 * rate}",
-            },
-            2: {"io.max": f"{name} wbps={rate} rbps={8 * rate}"},
-        }
-        with control_group("blkio", limits) as group:
-            ended = run_in(group, load_beside_slow_stores, str(device.path))
-            assert (ended.returncode, ended.stderr) == (0, "")
-            served = group / "blkio.throttle.io_service_bytes"
-            if served.exists():
-                line = f"{name} Write "
-                told = [one for one in served.read_text().splitlines() if one.startswith(line)]
-                assert int(told[0].removeprefix(line)) >= 24 * MIB, "it was not throttled"

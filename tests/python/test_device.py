@@ -1,8 +1,6 @@
-"""Stores on bare block devices: loop devices with logical blocks of 512 and of 4096 bytes."""
+"""Stores on bare block devices: loop devices; matrix/ has what any store does."""
 
 import os
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 
 import kvring
 from tests.python.conftest import (
-    BLOCK_BYTES,
     KIB,
     MIB,
     Client,
@@ -33,10 +30,10 @@ CHUNKS = {
 }
 
 
-@pytest.fixture(params=[512, 4096])
-def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDevice]:
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[LoopDevice]:
     """Yield a blank device."""
-    with bare_loop_device(tmp_path, SIZE_BYTES, request.param) as device:
+    with bare_loop_device(tmp_path, SIZE_BYTES) as device:
         yield device
 
 
@@ -54,83 +51,6 @@ def open_store(device: LoopDevice) -> Iterator[Callable[..., Client]]:
         connector.close()
 
 
-def hold_store(path: str, count: int) -> None:
-    """Store chunks, say so, and wait to be killed."""
-    client = Client(kvring.Connector(path, "all"))
-    client.store(dict(list(CHUNKS.items())[:count]))
-    print("ready", flush=True)
-    signal.pause()
-
-
-def test_everything_works_and_is_there_after_a_restart(open_store: Callable[..., Client]) -> None:
-    client = open_store()
-    assert client.connector.recovery["reset"] is None
-    client.store(CHUNKS)
-    gone = KEYS[1:50:8]
-    assert client.delete(gone) == [True] * len(gone)
-    replaced = pattern(70_001, 77)
-    client.store({KEYS[2]: replaced})
-    expected = {key: CHUNKS[key] for key in CHUNKS if key not in gone} | {KEYS[2]: replaced}
-    for _ in range(2):
-        assert client.exists(gone) == [False] * len(gone)
-        for key, content in expected.items():
-            assert client.load(key, len(content)) == content
-        stats = client.connector.stats()
-        assert (stats["direct_io"], stats["data_files"]) == (True, 1)
-        assert stats["capacity_bytes"] == SIZE_BYTES
-        assert SIZE_BYTES * 3 // 4 < stats["used_bytes"] <= SIZE_BYTES
-        client.assert_sound()
-        client.connector.close()
-        client = open_store()
-        recovery = client.connector.recovery
-        assert (recovery["clean_shutdown"], recovery["reset"]) == (True, None)
-        assert recovery["kept"] == len(expected)
-
-
-def test_a_killed_owner_loses_nothing_that_was_answered(
-    device: LoopDevice,
-    open_store: Callable[..., Client],
-    start_child: Callable[..., subprocess.Popen[str]],
-) -> None:
-    child = start_child(hold_store, str(device.path), 100)
-    with pytest.raises(kvring.InUseError, match=f"process {child.pid} on host"):
-        open_store()
-    child.kill()
-    child.wait()
-    client = open_store()
-    assert (client.connector.recovery["kept"], client.connector.recovery["torn"]) == (100, 0)
-    for key, content in list(CHUNKS.items())[:100]:
-        assert client.load(key, len(content)) == content
-
-
-def test_the_index_grows_and_what_it_holds_is_there_after_a_restart(
-    open_store: Callable[..., Client],
-) -> None:
-    # Two records for each key: 10,000 records take more than two of the steps by which it grows.
-    chunks = {f"{number:0300}": pattern(100, number) for number in range(5000)}
-    client = open_store(durability="persistent")
-    before = client.stat("used_bytes")
-    for first in range(0, 5000, 500):
-        client.store(dict(list(chunks.items())[first : first + 500]))
-    assert client.stat("used_bytes") >= before + 2 * MIB
-    client.connector.close()
-    client = open_store()
-    assert client.connector.recovery["kept"] == 5000
-    assert client.exists(list(chunks)) == [True] * 5000
-    assert client.load(f"{4321:0300}", 100) == chunks[f"{4321:0300}"]
-
-
-def test_a_full_device_evicts(open_store: Callable[..., Client]) -> None:
-    client = open_store(lease_s=0)
-    content = pattern(MIB, 5)
-    for number in range(200):
-        client.store({make_key(number): content[number:] + content[:number]})
-    assert client.stat("evicted") > 70
-    assert client.stat("used_bytes") <= SIZE_BYTES
-    assert client.load(make_key(199), MIB) == content[199:] + content[:199]
-    client.assert_sound()
-
-
 def test_a_capacity_past_the_device_is_refused(
     device: LoopDevice, open_store: Callable[..., Client]
 ) -> None:
@@ -140,35 +60,6 @@ def test_a_capacity_past_the_device_is_refused(
         assert part in str(refusal.value)
     assert device.image.stat().st_blocks == 0, "nothing is written"
     open_store(SIZE_BYTES)
-
-
-def test_a_smaller_capacity_evicts_and_a_larger_one_is_used(
-    open_store: Callable[..., Client],
-) -> None:
-    content = pattern(MIB, 5)
-    chunks = {make_key(number): content[number:] + content[:number] for number in range(80)}
-    client = open_store()
-    client.store(chunks)
-    client.connector.close()
-
-    client = open_store(48 * MIB)
-    recovery = client.connector.recovery
-    assert recovery["kept"] + recovery["out_of_range"] == 80
-    assert 40 <= recovery["kept"] <= 48
-    assert client.stat("used_bytes") <= client.stat("capacity_bytes") == 48 * MIB
-    held = [
-        key for key, is_held in zip(chunks, client.exists(list(chunks)), strict=True) if is_held
-    ]
-    assert len(held) == recovery["kept"]
-    for key in held:
-        assert client.load(key, MIB) == chunks[key]
-    client.assert_sound()
-    client.connector.close()
-
-    client = open_store("all")
-    assert client.connector.recovery["kept"] == len(held)
-    client.store({f"again {number}": content for number in range(30)})
-    assert client.exists(held) == [True] * len(held)
 
 
 def test_options_that_mean_something_on_devices_only(store_directory: Path) -> None:
@@ -200,17 +91,6 @@ def test_a_symlink_leads_to_the_device(
     link.symlink_to(device.path)
     with pytest.raises(kvring.InUseError, match=f"{link} is in use by process {os.getpid()}"):
         kvring.Connector(link, "all")
-
-
-def test_geometry(open_store: Callable[..., Client], request: pytest.FixtureRequest) -> None:
-    geometry = open_store().connector.stats()["paths"][0]["geometry"]
-    block_bytes = request.node.callspec.params["device"]
-    assert geometry["logical_block_bytes"] == block_bytes
-    assert geometry["physical_block_bytes"] >= block_bytes
-    assert geometry["offset_alignment_bytes"] == block_bytes
-    assert geometry["memory_alignment_bytes"] <= BLOCK_BYTES
-    assert geometry["direct_io"] is True
-    assert geometry["discard_granularity_bytes"] >= block_bytes
 
 
 # --- the index in a directory ---
@@ -320,43 +200,4 @@ def test_freed_places_are_discarded_and_the_others_stay(
     client.assert_sound()
 
 
-def test_formatting_discards_unless_told_not_to(device: LoopDevice) -> None:
-    def fill() -> None:
-        with device.path.open("wb") as file:
-            # Its ends are blank.
-            file.write(bytes(MIB) + b"\1" * (62 * MIB) + bytes(MIB))
-            # Closing it writes nothing while somebody else has it open, as udev may.
-            file.flush()
-            os.fsync(file)
-
-    for discard, is_empty in (("never", False), ("format", True), ("free", True)):
-        fill()
-        assert device.image.stat().st_blocks * 512 >= 64 * MIB
-        kvring.Connector(device.path, "all", discard=discard).close()
-        assert (device.image.stat().st_blocks * 512 < 16 * MIB) == is_empty
-
-
 # --- forks ---
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_device_is_free_although_a_fork_of_its_owner_lives(
-    open_store: Callable[..., Client],
-) -> None:
-    client = open_store()
-    client.store({"key": b"value"})
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(writer)
-        # Until the parent is done, or dead.
-        os.read(reader, 1)
-        os._exit(0)
-    os.close(reader)
-    try:
-        client.connector.close()
-        again = open_store()
-        assert again.load("key", 5) == b"value"
-    finally:
-        os.close(writer)
-        os.waitpid(child, 0)

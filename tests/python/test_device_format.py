@@ -33,15 +33,14 @@ SIZE_BYTES = 64 * MIB
 CONTENT = pattern(64 * KIB, 1)
 # docs/format.md: the superblock, its copy, the index, and the zeros at the end.
 SUPERBLOCKS = (0, MIB - BLOCK_BYTES)
-INDEX_OFFSET = MIB
 TAIL_OFFSET = SIZE_BYTES - MIB
 VERSION_OFFSET = 8
 
 
-@pytest.fixture(params=[512, 4096])
-def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopDevice]:
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[LoopDevice]:
     """Yield a blank device."""
-    with bare_loop_device(tmp_path, SIZE_BYTES, request.param) as device:
+    with bare_loop_device(tmp_path, SIZE_BYTES) as device:
         yield device
 
 
@@ -174,14 +173,6 @@ def test_format_discards_unless_told_not_to(device: LoopDevice, flags: tuple[str
     between = b"\1" if flags else b"\0"
     assert read(device, MIB, SIZE_BYTES - 2 * MIB) == between * (SIZE_BYTES - 2 * MIB)
     assert read(device, 0, MIB) + read(device, TAIL_OFFSET, MIB) == bytes(2 * MIB)
-
-
-def test_format_takes_block_devices_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path, told in ((tmp_path, "it is no block device"), ("/dev/null", "a character device")):
-        assert main(["format", "--yes", str(path)]) == 1
-        assert told in capsys.readouterr().err
 
 
 def test_a_zoned_device_is_refused(
@@ -336,12 +327,6 @@ def test_a_device_that_is_too_small_is_refused(
         assert_format_refused(device, capsys, f"at least {32 * MIB} are needed")
 
 
-def test_the_smallest_device_holds_a_store(tmp_path: Path) -> None:
-    with bare_loop_device(tmp_path, 32 * MIB) as device:
-        make_store(device)
-        assert_is_there(device)
-
-
 # --- damage of the superblock ---
 
 
@@ -364,50 +349,6 @@ def test_two_damaged_superblocks_are_refused(device: LoopDevice) -> None:
     assert_refused(device, "a kvring store whose superblock is damaged")
 
 
-def test_a_damaged_index_costs_the_hits(device: LoopDevice) -> None:
-    # The header; how long it is; a record.
-    for offset, reset in ((0, "not a kvring index"), (1024, "length"), (4096 + 100, None)):
-        make_store(device)
-        index = read(device, INDEX_OFFSET + 4096, MIB)
-        used = next(slot for slot in range(4096) if index[slot * 256 + 12])
-        place = INDEX_OFFSET + offset + (used * 256 if reset is None else 0)
-        write(device, place, b"\xff" * 8)
-        client = open_store(device)
-        recovery = client.connector.recovery
-        if reset is None:
-            assert (recovery["reset"], recovery["torn"]) == (None, 1)
-        else:
-            assert reset in recovery["reset"]
-        assert client.exists(["key"]) == [False]
-        client.store({"key": CONTENT})
-        client.connector.close()
-        assert_is_there(device)
-
-
-def test_records_of_an_earlier_store_do_not_come_back(device: LoopDevice, tmp_path: Path) -> None:
-    client = open_store(device, discard="never")
-    # More than the index has room for before it grows for the second time.
-    names = [f"{number:0300}" for number in range(3000)]
-    for first in range(0, len(names), 500):
-        part = names[first : first + 500]
-        client.store(dict.fromkeys(part, CONTENT[:512]))
-    client.connector.close()
-    for place in SUPERBLOCKS:
-        write(device, place, b"\xff" * BLOCK_BYTES)
-    assert main(["format", "--yes", "--no-discard", str(device.path)]) == 0
-    client = open_store(device, discard="never")
-    assert client.exists(names) == [False] * len(names)
-    new = [f"new {number:0300}" for number in range(2500)]
-    for first in range(0, len(new), 500):
-        client.store(dict.fromkeys(new[first : first + 500], CONTENT[:512]))
-    client.connector.close()
-    client = open_store(device)
-    recovery = client.connector.recovery
-    assert (recovery["kept"], recovery["torn"], recovery["overlapping"]) == (len(new), 0, 0)
-    assert client.exists(names) == [False] * len(names)
-    client.connector.close()
-
-
 # --- sectors that cannot be read: a loop device answers EIO behind the end of its file ---
 
 
@@ -418,41 +359,6 @@ def cut(device: LoopDevice, size_bytes: int) -> None:
 
 def drop_caches(device: LoopDevice) -> None:
     run("blockdev", "--flushbufs", device.path)
-
-
-def test_data_that_cannot_be_read_is_missed(device: LoopDevice) -> None:
-    client = open_store(device)
-    chunks = {f"key {number}": pattern(MIB, number) for number in range(40)}
-    for key, content in chunks.items():
-        client.store({key: content})
-    client.connector.close()
-    cut(device, 30 * MIB)
-    client = open_store(device)
-    found = [client.load(key, MIB) for key in chunks]
-    assert all(content in (None, chunks[key]) for key, content in zip(chunks, found, strict=True))
-    assert 0 < found.count(None) < 40
-    assert client.stat("read_errors") == found.count(None)
-    client.connector.close()
-    cut(device, SIZE_BYTES)
-
-
-def test_an_index_that_cannot_be_read_costs_the_hits(device: LoopDevice) -> None:
-    client = open_store(device)
-    names = [f"key {number}" for number in range(400)]
-    client.store(dict.fromkeys(names, CONTENT[:4096]))
-    client.connector.close()
-    drop_caches(device)
-    # What is left: the first page of the index, and ten pages of records.
-    cut(device, INDEX_OFFSET + 11 * BLOCK_BYTES)
-    client = open_store(device)
-    recovery = client.connector.recovery
-    assert recovery["reset"] is None
-    assert recovery["unreadable_pages"] > 0
-    assert recovery["kept"] <= 160
-    for name in names:
-        assert client.load(name, 4096) is None
-    client.connector.close()
-    cut(device, SIZE_BYTES)
 
 
 def test_a_head_that_cannot_be_read_is_refused(

@@ -106,21 +106,6 @@ def test_a_good_place_has_no_error(capsys: pytest.CaptureFixture[str], tmp_path:
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
-def test_without_a_path_it_looks_at_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) in (0, 3)
-    shown = capsys.readouterr().out
-    assert kvring.__version__ in shown
-    assert os.uname().release in shown
-
-
-def test_every_finding_to_act_on_has_a_remedy(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    _, findings = examine(capsys, tmp_path)
-    for one in findings:
-        assert one["remedy"] or one["level"] in ("ok", "note"), one
-
-
 def test_seccomp(public_directory: Path) -> None:
     status, findings = examine_as(public_directory, "seccomp")
     found = only(findings, "io_uring", "warning")
@@ -229,14 +214,6 @@ def test_a_file_system_that_is_not_supported(
     found = only(findings, "file system", "warning")
     assert found["what"] == f"{kind} on {mounted.mount_point} {said}"
     assert found["remedy"]
-
-
-def test_a_path_that_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    status, findings = examine(capsys, file)
-    assert only(findings, "path", "error")["what"] == f"{file} is neither"
-    assert status == 1
 
 
 def test_a_capacity_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -283,24 +283,6 @@ def test_an_empty_store_on_a_full_disk(
     client.assert_sound()
 
 
-def test_a_new_store_on_a_full_disk_is_refused_or_works(
-    open_store: Callable[..., Client], filler: Filler
-) -> None:
-    filler.fill()
-    try:
-        client = open_store(min_free=0)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        filler.remove()
-        client = open_store(min_free=0)
-    else:
-        assert_reason(set_batch(client, 0)[1])
-        filler.remove()
-    wait_for_growth(client, BATCH)
-    client.assert_sound()
-
-
 @pytest.mark.parametrize("min_free", ["auto", 40 * MIB])
 def test_the_store_leaves_min_free(
     open_store: Callable[..., Client], small_disk: Path, min_free: str | int

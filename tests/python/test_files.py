@@ -3,7 +3,6 @@
 import os
 import random
 import resource
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,13 +15,12 @@ from tests.python.conftest import (
     KIB,
     MIB,
     Client,
-    disk_bytes,
     make_key,
-    most_disk_bytes,
     pattern,
     run_child,
 )
 from tests.support.devices import loop_device
+from tests.support.disk_usage import disk_bytes, most_disk_bytes
 
 CAPACITY_BYTES = 48 * MIB
 # ext4 would take blocks of 1 KiB on so small a device; XFS takes no less.
@@ -38,13 +36,16 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield device.directory
 
 
-def churn(client: Client, sizes_bytes: tuple[int, ...], seed: int, total_bytes: int) -> None:
-    """Store and delete chunks of these lengths until so many bytes were written."""
+SIZES_BYTES = (1, 100, 4096)
+
+
+def churn(client: Client, seed: int, total_bytes: int) -> None:
+    """Store and delete chunks until so many bytes were written."""
     chance = random.Random(seed)
-    content = memoryview(pattern(max(sizes_bytes), seed))
+    content = memoryview(pattern(max(SIZES_BYTES), seed))
     written = 0
     while written < total_bytes:
-        sizes = [chance.choice(sizes_bytes) for _ in range(64)]
+        sizes = [chance.choice(SIZES_BYTES) for _ in range(64)]
         keys = [make_key(chance.getrandbits(64)) for _ in sizes]
         completion = client.set(keys, [content[:size] for size in sizes])
         assert completion.ok, completion.error
@@ -54,14 +55,7 @@ def churn(client: Client, sizes_bytes: tuple[int, ...], seed: int, total_bytes: 
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "sizes_bytes",
-    [(1, 100, 4096), (4097, 20_000, 70_001), (522_240, MIB, 3 * MIB + 5)],
-    ids=["small", "medium", "large"],
-)
-def test_all_that_it_takes_stays_within_the_capacity(
-    disk: Path, sizes_bytes: tuple[int, ...]
-) -> None:
+def test_what_small_files_take_stays_within_the_capacity(disk: Path) -> None:
     """Blocks of files and directories, over four times the capacity, two lives."""
     directory = disk / "store"
     directory.mkdir()
@@ -70,57 +64,11 @@ def test_all_that_it_takes_stays_within_the_capacity(
         for life in range(2):
             with kvring.Connector(directory, CAPACITY_BYTES, **options) as connector:
                 client = Client(connector)
-                churn(client, sizes_bytes, life, 2 * CAPACITY_BYTES)
+                churn(client, life, 2 * CAPACITY_BYTES)
                 client.assert_sound()
                 assert client.stat("evicted") > 0
                 assert disk_bytes(directory) <= client.stat("used_bytes") <= CAPACITY_BYTES
     assert CAPACITY_BYTES // 2 < most[0] <= CAPACITY_BYTES
-
-
-@pytest.mark.root
-def test_a_full_file_system_gives_what_chunks_leave(disk: Path) -> None:
-    """The capacity is more than there is: chunks go, and all that is held is whole.
-
-    The last one used least recently: by their number, what was not loaded yet would go first.
-    """
-    with kvring.Connector(
-        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=0, eviction="lru"
-    ) as connector:
-        client = Client(connector)
-        content = pattern(MIB, 1)
-        keys = [make_key(number) for number in range(500)]
-        stored, began_s = 0, time.monotonic()
-        for key in keys:
-            completion = client.set([key], [content])
-            stored += completion.ok
-            assert completion.ok or completion.error.startswith("store full"), completion.error
-            assert not completion.ok or client.load(key, MIB) == content
-        # Only the first of each second in which it is asked again fails.
-        assert len(keys) - stored <= time.monotonic() - began_s + 2
-        held = [key for key, hit in zip(keys, client.exists(keys), strict=True) if hit]
-        assert len(held) > 150
-        assert all(client.load(key, MIB) == content for key in held)
-        client.assert_sound()
-
-
-@pytest.mark.root
-def test_min_free_is_left_to_others(disk: Path) -> None:
-    """But for what XFS takes for inodes; it frees all of removed files a moment later."""
-    floor_bytes, inode_bytes = 100 * MIB, MIB
-
-    def is_left() -> bool:
-        answer = os.statvfs(disk)
-        return answer.f_bavail * answer.f_frsize >= floor_bytes - inode_bytes
-
-    with kvring.Connector(
-        disk / "store", 1024 * MIB, layout="files", lease_s=0, min_free=floor_bytes, eviction="lru"
-    ) as connector:
-        client, content = Client(connector), pattern(MIB, 1)
-        for number in range(300):
-            assert client.set([make_key(number)], [content]).ok
-            assert client.load(make_key(number), MIB) == content
-            client.wait_until(is_left)
-        assert client.stat("evicted") > 50
 
 
 def test_a_file_system_below_min_free_costs_one_chunk_for_each_that_comes(

@@ -6,7 +6,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -18,7 +18,6 @@ from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
     Client,
-    bare_loop_device,
     make_key,
     pattern,
 )
@@ -29,48 +28,13 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 CAPACITY_BYTES = 64 * MIB
 IMAGE_SIZE_BYTES = 512 * MIB
 HELD = 16
-# So often uses are written into the index, and a second.
-KEEPER_S = 6.0
 # linux/fs.h
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
-DEVICE_BYTES = 64 * MIB
-DEVICE_CHUNKS = 64
-LEASE_S = 11.0
-# What is being written makes room in an eighth of the device at a time.
-EVICTED = 4
 # What is changed while it is frozen: longer than it takes to fill the store.
 TTL_S = 5.0
 
-LIVES = [(layout, engine) for layout in ("extents", "files") for engine in ("io_uring", "posix")]
-
-
-def live(path: str, layout: str, engine: str) -> None:
-    """Fill a store; load from it, and close it, when the file system below has frozen."""
-    options: dict[str, Any] = {"layout": layout, "engine": engine}
-    connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
-    client = Client(connector)
-    client.store({make_key(number): pattern(MIB, number) for number in range(HELD)})
-    client.wait_until(lambda: connector.check()["moving_bytes"] == 0)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    keys = [make_key(number) for number in range(HELD)]
-    found = client.exists(keys) == [True] * HELD
-    for number, key in enumerate(keys):
-        found = found and client.load(key, MIB) == pattern(MIB, number)
-    print("loaded" if found else "missed", flush=True)
-    sys.stdin.readline()
-    closed = connector.close(timeout_s=1)
-    print(*(name for name in ("shutdown_clean", "timed_out") if closed[name]), flush=True)
-    sys.stdin.readline()
-    # The threads that close() had left go on with it.
-    hangs_at = time.monotonic() + HANG_DEADLINE_S
-    while time.monotonic() < hangs_at:
-        with suppress(kvring.InUseError):
-            connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
-            break
-        time.sleep(0.01)
-    print(connector.recovery["clean_shutdown"], connector.close()["shutdown_clean"], flush=True)
+LIVES = [("extents", "io_uring"), ("files", "posix")]
 
 
 def change(path: str, layout: str, engine: str, closes: str) -> None:
@@ -111,37 +75,6 @@ def change(path: str, layout: str, engine: str, closes: str) -> None:
     sys.stdin.readline()
 
 
-def overwrite(path: str, index_path: str) -> None:
-    """Fill a device; store as much again when its index has frozen, and wait to be killed."""
-    options: dict[str, Any] = {"index_path": index_path, "checksum": "off", "discard": "free"}
-    connector = kvring.Connector(path, "all", **options)
-    client = Client(connector)
-    keys = [make_key(number) for number in range(DEVICE_CHUNKS)]
-    for number, key in enumerate(keys):
-        client.store({key: pattern(MIB, number)})
-    # Room is made ahead, by a thread of its own.
-    before = -1
-    while (evicted := client.stat("evicted")) != before:
-        before = evicted
-        time.sleep(1)
-    held = [number for number, is_held in enumerate(client.exists(keys)) if is_held]
-    print("ready", flush=True)
-    sys.stdin.readline()
-    # The leases of the question have to end.
-    time.sleep(LEASE_S)
-    evicted = client.stat("evicted")
-    stored = [
-        connector.submit_batch_set([make_key(number, "more")], [pattern(MIB, 1000 + number)])
-        for number in range(DEVICE_CHUNKS)
-    ]
-    client.wait_until(lambda: client.stat("evicted") >= evicted + EVICTED)
-    # Time to write, and to discard, what must stay.
-    time.sleep(2)
-    client.collect()
-    print(any(client.has(future_id) for future_id in stored), *held, flush=True)
-    sys.stdin.readline()
-
-
 @contextmanager
 def frozen(directory: Path) -> Iterator[None]:
     """Freeze the file system of a directory: what would change it waits."""
@@ -154,37 +87,6 @@ def frozen(directory: Path) -> Iterator[None]:
             fcntl.ioctl(descriptor, FITHAW, 0)
     finally:
         os.close(descriptor)
-
-
-@pytest.mark.timeout(600)
-def test_loads_and_close_come_back_from_a_frozen_file_system(
-    tmp_path: Path, start_child: Callable[..., Popen[str]]
-) -> None:
-    with ExitStack() as stack:
-        device = stack.enter_context(loop_device(tmp_path, "ext4", IMAGE_SIZE_BYTES))
-        directory = device.directory
-        children = {}
-        for life in LIVES:
-            children[life] = start_child(live, str(directory / "-".join(life)), *life)
-            # Before the file system is unmounted.
-            stack.callback(end, children[life])
-        with frozen(directory):
-            for child in children.values():
-                tell(child)
-            for life, child in children.items():
-                assert hear(child, HANG_DEADLINE_S) == "loaded\n", life
-            # Then the keeper wants to write down that they were used.
-            time.sleep(KEEPER_S)
-            for child in children.values():
-                tell(child)
-            for life, child in children.items():
-                assert hear(child, HANG_DEADLINE_S) == "timed_out\n", life
-        for life, child in children.items():
-            tell(child)
-            assert hear(child, HANG_DEADLINE_S) == "True True\n", life
-            assert child.wait(HANG_DEADLINE_S) == 0, life
-        for life in LIVES:
-            assert_held(directory / "-".join(life), life)
 
 
 @pytest.mark.timeout(600)
@@ -224,30 +126,6 @@ def test_what_changes_on_a_frozen_file_system_holds_up_nothing_and_is_answered_w
             assert_kept(directory / "-".join((*life, closes)), life, closes)
 
 
-@pytest.mark.timeout(300)
-def test_nothing_is_written_or_discarded_where_a_record_in_the_file_names_a_chunk(
-    tmp_path: Path, start_child: Callable[..., Popen[str]]
-) -> None:
-    with ExitStack() as stack:
-        home = stack.enter_context(loop_device(tmp_path, "ext4", IMAGE_SIZE_BYTES))
-        device = stack.enter_context(bare_loop_device(tmp_path, DEVICE_BYTES, 512))
-        child = start_child(overwrite, str(device.path), str(home.directory))
-        stack.callback(end, child)
-        with frozen(home.directory):
-            tell(child)
-            is_answered, *numbers = hear(child, HANG_DEADLINE_S + LEASE_S).split()
-            child.kill()
-        held = [int(number) for number in numbers]
-        assert (is_answered, len(held) > DEVICE_CHUNKS // 2) == ("False", True)
-        child.wait(HANG_DEADLINE_S)
-        options: dict[str, Any] = {"index_path": home.directory, "checksum": "off"}
-        with kvring.Connector(device.path, "all", **options) as connector:
-            client = Client(connector)
-            for number in held:
-                assert client.load(make_key(number), MIB) == pattern(MIB, number), number
-            client.assert_sound()
-
-
 def end(child: Popen[str]) -> None:
     """End a child that is still there."""
     child.kill()
@@ -269,17 +147,6 @@ def tell(child: Popen[str]) -> None:
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
-
-
-def assert_held(path: Path, life: tuple[str, str]) -> None:
-    """Find what was stored before the frost."""
-    layout, engine = life
-    options: dict[str, Any] = {"layout": layout, "engine": engine}
-    with kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options) as connector:
-        client = Client(connector)
-        for number in range(HELD):
-            assert client.load(make_key(number), MIB) == pattern(MIB, number), (life, number)
-        client.assert_sound()
 
 
 def assert_kept(path: Path, life: tuple[str, str], closes: str) -> None:

@@ -35,7 +35,7 @@ def test_no_engine_sees_the_chunks_of_another(tmp_path: Path) -> None:
         client.connector.close()
 
 
-def test_a_delete_a_pin_and_a_touch_are_of_the_own_key(tmp_path: Path) -> None:
+def test_calls_are_of_the_own_key_and_namespaces_those_of_the_whole_store(tmp_path: Path) -> None:
     for identity in ("one", "two"):
         client = open_with(tmp_path, identity)
         client.store({KEY: b"x" * 5000})
@@ -46,21 +46,13 @@ def test_a_delete_a_pin_and_a_touch_are_of_the_own_key(tmp_path: Path) -> None:
     assert client.connector.touch([KEY]) == [True]
     assert client.delete([KEY]) == [True]
     assert client.exists([KEY]) == [False]
+    assert client.connector.keys("two#meta/llama")[0] == [(f"two#{KEY}", "stored")]
     client.connector.close()
     client = open_with(tmp_path, "two")
     assert client.exists([KEY]) == [True]
     client.connector.close()
-
-
-def test_namespaces_are_those_of_the_whole_store(tmp_path: Path) -> None:
-    for identity in ("one", "two"):
-        client = open_with(tmp_path, identity)
-        client.store({KEY: b"x" * 5000})
-        client.connector.close()
     client = open_with(tmp_path, "one")
-    assert client.connector.keys("two#meta/llama")[0] == [(f"two#{KEY}", "stored")]
     assert client.connector.purge("two#meta/llama")["keys"] == 1
-    assert client.exists([KEY]) == [True]
     client.connector.close()
     client = open_with(tmp_path, "two")
     assert client.exists([KEY]) == [False]

@@ -127,19 +127,6 @@ def test_a_store_whose_data_files_took_everything_recovers_when_it_is_opened(
     client.assert_sound()
 
 
-@pytest.mark.root
-def test_others_that_fill_the_file_system_take_nothing_of_the_index(
-    make_disk: Callable[[int], Path], open_store: Open
-) -> None:
-    directory = make_disk(512 * MIB)
-    client = open_store(directory / "store", 2048 * MIB)
-    fill(client, "large", LARGE_BYTES, 200 * MIB)
-    fill_up(directory / "other-file")
-    fill(client, "small", SMALL_BYTES, 640 * MIB)
-    assert held_part(client) > 0.85, client.connector.stats()
-    client.assert_sound()
-
-
 def test_an_index_that_is_full_is_named(
     tmp_path: Path, open_store: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,17 +142,3 @@ def test_an_index_that_is_full_is_named(
     told = [record for record in caplog.records if "the index has no room" in record.message]
     assert [record.levelno for record in told] == [logging.WARNING]
     assert "raise capacity" in told[0].message
-
-
-@pytest.mark.root
-def test_more_capacity_than_the_file_system_has_is_told_at_open(
-    make_disk: Callable[[int], Path], open_store: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = make_disk(64 * MIB)
-    open_store(directory / "store", 32 * MIB).connector.close()
-    assert "capacity" not in caplog.text
-    free_bytes = os.statvfs(directory).f_bavail * 4096
-    open_store(directory / "other", 1024 * MIB).connector.close()
-    assert f"capacity is {1024 * MIB} bytes" in caplog.text
-    figures = [int(word) for word in caplog.text.split() if word.isdigit()]
-    assert any(0.9 * free_bytes <= figure <= free_bytes for figure in figures), caplog.text

@@ -8,13 +8,10 @@ import fcntl
 import hashlib
 import os
 import re
-import signal
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from ctypes import CDLL, c_size_t, c_void_p
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +24,9 @@ from tests.python.conftest import (
     KIB,
     MIB,
     Client,
-    bare_loop_device,
     make_key,
     make_memory,
     pattern,
-    run_child,
 )
 from tests.python.faulty_device import FaultyDevice, Kind, faulty_device
 from tests.support.block_devices import mount, temporary_directory
@@ -295,107 +290,6 @@ def test_a_group_that_cannot_be_synced_fails(place: Place) -> None:
     assert again.exists([f"{BAD}@{number}" for number in range(8)]) == [False] * 8
 
 
-def test_a_device_that_answers_nothing_is_not_told_of_chunk_by_chunk(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = place.open(lease_s=0)
-    chunks = {make_key(number): pattern(BLOCK_BYTES, number) for number in range(600)}
-    client.store(chunks)
-    place.device.fail("read")
-    memory = [make_memory(BLOCK_BYTES) for _ in chunks]
-    assert client.get(list(chunks), memory).results == [False] * len(chunks)
-    assert client.stat("read_errors") == len(chunks)
-    client.connector.close()
-    told = [record.getMessage() for record in caplog.records if record.name == "kvring"]
-    details = sum("cannot read a chunk" in line for line in told)
-    counts = [
-        int(count)
-        for line in told
-        for count in re.findall(r": (\d+) more chunks could not be read in ", line)
-    ]
-    assert details + sum(counts) >= len(chunks), told
-    assert 2 <= details + len(counts) < len(chunks) / 4
-
-
-SMALL = {make_key(number): pattern(BLOCK_BYTES, number) for number in range(200)}
-
-
-def get_small(client: Client, keys: list[str]) -> list[bool]:
-    """Load chunks of SMALL as one batch; what is found must be right."""
-    memory = [make_memory(BLOCK_BYTES) for _ in keys]
-    completion = client.get(keys, memory)
-    for key, block, hit in zip(keys, memory, completion.results, strict=True):
-        assert not hit or block == SMALL[key], "wrong bytes"
-    return completion.results
-
-
-def test_an_outage_of_all_reads_loses_nothing(place: Place) -> None:
-    client = place.open(lease_s=0)
-    client.store(SMALL)
-    keys = list(SMALL)
-    place.device.fail("read")
-    begin_s = time.monotonic()
-    for key in keys[:20]:
-        assert get_small(client, [key]) == [False]
-    while time.monotonic() < begin_s + 5:
-        assert get_small(client, keys) == [False] * len(keys)
-        time.sleep(0.3)
-    path = client.connector.stats()["paths"][0]
-    assert path["in_use"]
-    assert "reads in a row failed" in path["reason"]
-    place.device.mend()
-    assert get_small(client, keys) == [True] * len(keys)
-    assert client.stat("read_dropped") == 0
-    assert client.connector.stats()["paths"][0]["reason"] == ""
-    client.assert_sound()
-    assert client.connector.close()["shutdown_clean"]
-    assert get_small(place.open(), keys) == [True] * len(keys)
-
-
-def store_and_die(path: str, options: dict[str, Any]) -> None:
-    """Fill a store, and end without closing it."""
-    connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0, **options)
-    Client(connector).store(SMALL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_verification_after_a_crash_loses_nothing_in_an_outage(place: Place) -> None:
-    died = run_child(store_and_die, str(place.path), place.options)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    # Before the store is opened: what it verifies it begins with at once.
-    place.fail_chunks("read", *SMALL)
-    client = place.open(lease_s=0)
-    to_verify = client.connector.recovery["to_verify"]
-    assert to_verify == len(SMALL)
-    client.wait_until(lambda: "reads" in client.connector.stats()["paths"][0]["trouble"])
-    assert client.stat("verified_after_crash") == 0
-    place.device.mend()
-    client.wait_until(lambda: client.stat("verified_after_crash") == to_verify)
-    assert get_small(client, list(SMALL)) == [True] * len(SMALL)
-    assert client.stat("read_dropped") == 0
-
-
-def test_a_write_outage_leaves_no_space_behind(place: Place) -> None:
-    client = place.open(lease_s=0)
-    chunks = list(SMALL.items())
-    client.store(dict(chunks[:100]))
-    place.device.fail("write")
-    for key, content in chunks[100:150]:
-        assert client.set([key], [content]).results == [False]
-    place.device.mend()
-    client.store(SMALL)
-    assert client.connector.stats()["paths"][0]["reason"] == ""
-    client.delete([key for key, _ in chunks[100:]])
-    client.wait_until(lambda: client.stat("allocated_bytes") == 100 * BLOCK_BYTES)
-    client.store(SMALL)
-    assert get_small(client, list(SMALL)) == [True] * len(SMALL)
-    if place.options.get("layout") != "files":
-        # Written places are given out first: without a hole between them.
-        offsets = sorted(chunk["offset_bytes"] for chunk in StoredChunks(place.path, None))
-        assert all(after - before == BLOCK_BYTES for before, after in pairwise(offsets))
-    client.assert_sound()
-
-
 # 16 records in each page of the index.
 MANY = {make_key(number): pattern(100 + number, number) for number in range(1200)}
 BAD_PAGE = 50
@@ -446,32 +340,6 @@ def test_an_index_that_cannot_be_read_while_it_is_open(place: Place) -> None:
     place.device.mend()
     client.connector.close()
     assert held(place.open()) == len(MANY)
-
-
-def test_a_device_that_ends_too_early(tmp_path: Path, engine: str) -> None:
-    """A loop device answers EIO behind the end of its file; a write makes that longer again."""
-    with bare_loop_device(tmp_path, SIZE_BYTES) as device:
-        with kvring.Connector(device.path, "all", engine=engine) as connector:
-            client = Client(connector)
-            client.store(CHUNKS)
-            offsets = {
-                chunk["key"]: chunk["offset_bytes"] for chunk in StoredChunks(device.path, None)
-            }
-            cut = offsets[BAD] + CHUNK_BYTES // 2 // BLOCK_BYTES * BLOCK_BYTES
-            with device.image.open("r+b") as image:
-                image.truncate(cut)
-            expected = [offsets[key] < offsets[BAD] for key in KEYS]
-            assert 0 < sum(expected) < len(KEYS) - 1
-            assert get_all(client, KEYS) == expected
-            assert client.stat("read_errors") == len(KEYS) - sum(expected)
-            client.store(CHUNKS)
-            assert get_all(client, KEYS) == [True] * len(KEYS)
-            client.assert_sound()
-            with device.image.open("r+b") as image:
-                image.truncate(SIZE_BYTES)
-            assert connector.close()["shutdown_clean"]
-        with kvring.Connector(device.path, "all", engine=engine) as connector:
-            assert get_all(Client(connector), KEYS) == [True] * len(KEYS)
 
 
 @pytest.mark.parametrize("kind", ["write", "flush"])

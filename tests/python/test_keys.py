@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.python.conftest import Client, make_key, pattern
 
 HASH = "0x" + "5a" * 32
@@ -41,18 +39,6 @@ def contents(keys: dict[str, str]) -> dict[str, bytes]:
     return {key: pattern(4096 + seed, seed) for seed, key in enumerate(keys.values())}
 
 
-@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
-def test_a_key_is_stored_found_loaded_and_deleted(shared_client: Client, key: str) -> None:
-    client = shared_client
-    assert client.exists([key]) == [False]
-    client.store({key: pattern(4097, 1)})
-    assert client.exists([key]) == [True]
-    assert client.load(key, 4097) == pattern(4097, 1)
-    assert client.delete([key]) == [True]
-    assert client.exists([key]) == [False]
-    assert client.load(key, 4097) is None
-
-
 def test_all_keys_are_told_apart_also_after_a_restart(
     client: Client, open_client: Callable[..., Client]
 ) -> None:
@@ -86,18 +72,6 @@ def test_equal_keys_from_different_objects_are_one_key(client: Client) -> None:
 
     client.store({make_key(1): pattern(4096, 1)})
     assert client.exists([Text(make_key(1)), "".join(list(make_key(1)))]) == [True, True]
-
-
-def test_salts_separate_tenants(client: Client) -> None:
-    chunks = {
-        make_key(number, salt): pattern(4096, number * 10 + tenant)
-        for tenant, salt in enumerate(["", "alice", "bob", "s" * 128])
-        for number in range(10)
-    }
-    client.store(chunks)
-    client.delete([make_key(number, "alice") for number in range(10)])
-    for key, content in chunks.items():
-        assert client.load(key, 4096) == (None if key.endswith("@alice") else content)
 
 
 def test_a_key_twice_in_one_batch(client: Client) -> None:

@@ -68,42 +68,6 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
         assert "thread" in refusal, refusal
 
 
-def open_with_few_descriptors(directory: str, engine: str) -> None:
-    """Open and close a store again and again, with one descriptor more each time."""
-
-    def opened() -> str:
-        try:
-            with kvring.Connector(directory, "32MiB", engine=engine) as connector:
-                Client(connector).store({"key": pattern(4096, 1)})
-        except (OSError, kvring.EngineError) as error:
-            return str(error)
-        return "stored"
-
-    # What the process keeps from its first open on.
-    opened()
-    before = open_files()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = {int(file.split()[0]) for file in before}
-    outcomes = []
-    # Numbers are given out from the lowest free one on.
-    for limit in [number for number in range(soft) if number not in taken][:60]:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        outcomes.append(opened())
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert open_files() == before, (limit, outcomes[-1])
-    refused = [outcome for outcome in outcomes if outcome != "stored"]
-    assert all("Too many open files" in one or "no descriptor" in one for one in refused), refused
-    print(len(refused) > 5, outcomes[-1])
-
-
-@pytest.mark.parametrize("engine", ["io_uring", "posix"])
-def test_an_open_that_gets_no_descriptor_leaves_none_behind(
-    store_directory: Path, engine: str
-) -> None:
-    ended = run_child(open_with_few_descriptors, str(store_directory), engine)
-    assert (ended.returncode, ended.stdout) == (0, "True stored\n"), ended.stderr
-
-
 def store_with_short_files(directory: str, layout: str) -> None:
     """Store chunks that a limit on the length of files does not let through, then without it."""
     unlimited = resource.RLIM_INFINITY

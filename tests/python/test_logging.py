@@ -19,6 +19,7 @@ from tests.python.conftest import (
     pattern,
     run_child,
 )
+from tests.support.damage import damage
 
 # Its salt is not to be in any log.
 SECRET_KEY = "model@00000000@0@" + 64 * "a" + "@salt-of-a-tenant"
@@ -56,16 +57,6 @@ def test_nothing_is_told_at_warning_when_all_is_well(store_directory: Path) -> N
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
-def open_without_configuration(directory: str) -> None:
-    with kvring.Connector(directory, CAPACITY_BYTES) as connector:
-        Client(connector).store({"key": b"content"})
-
-
-def test_an_unconfigured_process_is_told_nothing(store_directory: Path) -> None:
-    told = run_child(open_without_configuration, str(store_directory))
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
-
-
 def open_before_and_after_configuring(directory: str) -> None:
     logging.basicConfig(format=LINE)
     kvring.Connector(f"{directory}/first", CAPACITY_BYTES).close()
@@ -97,12 +88,7 @@ def test_damage_is_told(store_directory: Path) -> None:
     """
     with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
         Client(connector).store({SECRET_KEY: pattern(MIB, 1)})
-    (data_file,) = store_directory.glob("data-*")
-    with data_file.open("r+b") as file:
-        whole = file.read(4 * MIB)
-        place = whole.index(pattern(MIB, 1)[:4096])
-        file.seek(place + 500_000)
-        file.write(bytes([whole[place + 500_000] ^ 1]))
+    damage(store_directory)
     told = run_child(load_damaged, str(store_directory))
     assert told.returncode == 0, told.stderr
     lines = lines_of(told.stderr, "ERROR")
@@ -138,11 +124,7 @@ def log_into_the_connector(directory: str) -> None:
 def test_a_handler_may_use_the_connector(store_directory: Path) -> None:
     with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
         Client(connector).store({SECRET_KEY: pattern(MIB, 1)})
-    (data_file,) = store_directory.glob("data-*")
-    with data_file.open("r+b") as file:
-        place = file.read(4 * MIB).index(pattern(MIB, 1)[:4096])
-        file.seek(place)
-        file.write(bytes(4096))
+    damage(store_directory)
     told = run_child(log_into_the_connector, str(store_directory))
     assert (told.returncode, told.stdout, told.stderr) == (0, "done\n", "")
 

@@ -15,7 +15,6 @@ from tests.python.conftest import (
     LAYOUT,
     MIB,
     Client,
-    filled_memory,
     make_key,
     make_memory,
     pattern,
@@ -57,13 +56,6 @@ def test_a_chunk_that_is_too_long_fails_alone(
     assert digest(make_key(1)) in warnings[0].getMessage()
 
 
-def test_what_is_held_stays_when_its_key_gets_a_chunk_that_is_too_long(client: Client) -> None:
-    client.store({"key": pattern(5000, 1)})
-    completion = client.set(["key"], [make_memory(client.stat("max_chunk_bytes") + 1)])
-    assert completion.results == [False]
-    assert client.load("key", 5000) == pattern(5000, 1)
-
-
 @pytest.mark.parametrize("path_count", [1, 2])
 def test_an_eighth_of_the_capacity_is_taken(tmp_path: Path, path_count: int) -> None:
     paths = [str(tmp_path / f"store-{number}") for number in range(path_count)]
@@ -74,46 +66,6 @@ def test_an_eighth_of_the_capacity_is_taken(tmp_path: Path, path_count: int) -> 
         content = pattern(limit_bytes, 1)
         client.store({"key": content})
         assert client.load("key", limit_bytes) == content
-
-
-def test_chunks_of_large_models_are_held_across_restarts(
-    open_client: Callable[..., Client],
-) -> None:
-    """80 MiB of a 70B model and 126 MiB of a 405B model, whatever their address and length."""
-    chunks = {
-        make_key(number): pattern(length_bytes, number)
-        for number, length_bytes in enumerate((80 * MIB, 126 * MIB, 126 * MIB - 5))
-    }
-    client = open_client("1GiB")
-    memory = [filled_memory(content, 7 * place) for place, content in enumerate(chunks.values())]
-    assert client.set(list(chunks), memory).results == [True] * 3
-    client.connector.close()
-    client = open_client("1GiB")
-    for key, content in chunks.items():
-        loaded = make_memory(len(content), 3)
-        assert client.get([key], [loaded]).results == [True]
-        assert bytes(loaded) == content
-    # Other bytes replace them, the same ones do not, and they are evicted for each other.
-    key, content = make_key(1), pattern(126 * MIB, 9)
-    client.store({key: content})
-    client.store({key: content})
-    assert (client.stat("set_stored"), client.stat("set_unchanged")) == (1, 1)
-    client.store({make_key(100 + number): content for number in range(9)})
-    assert client.stat("evicted") > 0
-    assert sum(client.exists([make_key(100 + number) for number in range(9)])) > 4
-
-
-@pytest.mark.skipif(LAYOUT != "extents", reason="only data files make chunks neighbours")
-def test_small_chunks_make_room_for_a_long_one(open_client: Callable[..., Client]) -> None:
-    client = open_client("1GiB", lease_s=0)
-    small = pattern(256 << 10, 1)
-    keys = [make_key(number) for number in range(4200)]
-    client.store(dict.fromkeys(keys, small))
-    long = pattern(126 * MIB, 2)
-    client.store({"long": long})
-    assert client.load("long", len(long)) == long
-    # Not much more than what had to go.
-    assert client.stat("evicted_bytes") < 350 * MIB
 
 
 def be_killed_with_a_long_chunk(directory: str) -> None:

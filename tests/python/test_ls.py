@@ -14,7 +14,6 @@ import pytest
 import kvring
 from kvring.cli import main
 from tests.python.conftest import (
-    BLOCK_BYTES,
     HANG_DEADLINE_S,
     MIB,
     Client,
@@ -24,13 +23,7 @@ from tests.python.conftest import (
     pattern,
 )
 
-# docs/format.md
-RECORD_BYTES = 256
-FIRST_RECORD = 4096
 VERSION_OFFSET = 8
-SUPERBLOCKS = (0, MIB - BLOCK_BYTES)
-DEVICE_INDEX_OFFSET = MIB
-LENGTH_BLOCK_OFFSET = 1024
 
 
 def ls(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -76,12 +69,6 @@ def overwrite(path: Path, offset: int, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def used_records(index: bytes) -> list[int]:
-    """Return where the records of chunks begin."""
-    offsets = range(FIRST_RECORD, len(index), RECORD_BYTES)
-    return [offset for offset in offsets if index[offset + 12] == 1]
 
 
 def put_directory(index: Path) -> None:
@@ -181,32 +168,6 @@ def test_an_index_that_is_none(store: Path, damage: Callable[[Path], object], sa
     assert said in broken(store)
 
 
-def test_torn_records_are_counted_and_the_others_listed(store: Path) -> None:
-    index = store / "index.kvring"
-    whole = index.read_bytes()
-    first, second, *_ = used_records(whole)
-    overwrite(index, first + 90, bytes([whole[first + 90] ^ 1]))
-    overwrite(index, second + 40, b"\xff" * 8)
-    assert "2 records of the index are torn" in broken(store, "--json")
-    assert len(ls("--json", store).stdout.splitlines()) == 6
-    with kvring.Connector(store, 64 * MIB, layout="extents") as connector:
-        assert connector.recovery["torn"] == 2
-    assert len(listed(store)) == 6
-
-
-def test_an_index_that_was_cut_short(store: Path) -> None:
-    index = store / "index.kvring"
-    last = used_records(index.read_bytes())[-1]
-    os.truncate(index, last)
-    assert "the index was cut short" in broken(store)
-    assert len(ls("--json", store).stdout.splitlines()) == 7
-
-
-def test_places_that_are_not_there(store: Path) -> None:
-    (store / "data-00000.kvring").unlink()
-    assert "8 records name extents that their data file does not have" in broken(store)
-
-
 def test_an_owner_at_work_is_no_damage(open_client: Callable[..., Client]) -> None:
     """Records that are being written, and chunks that come and go, look torn for a moment."""
     client = open_client(32 * MIB)
@@ -237,28 +198,6 @@ def device(tmp_path: Path) -> Iterator[LoopDevice]:
     """Yield a blank device."""
     with bare_loop_device(tmp_path, 64 * MIB) as device:
         yield device
-
-
-@pytest.mark.root
-def test_superblocks_of_a_device(device: LoopDevice) -> None:
-    assert "it holds no store" in broken(device.path)
-    with kvring.Connector(device.path, "all") as connector:
-        Client(connector).store({"key": pattern(10_000, 1)})
-    assert len(listed(device.path)) == 1
-    whole = device.path.read_bytes()[:BLOCK_BYTES]
-    overwrite(device.path, SUPERBLOCKS[0] + 20, b"\xff\xff")
-    assert "one of the two superblocks is damaged" in broken(device.path, "--json")
-    assert len(ls("--json", device.path).stdout.splitlines()) == 1
-    overwrite(device.path, SUPERBLOCKS[1] + 20, b"\xff\xff")
-    assert "its superblock is damaged, and its copy too" in broken(device.path)
-    for offset in SUPERBLOCKS:
-        overwrite(device.path, offset + VERSION_OFFSET, b"\x09")
-    assert "format version 9" in broken(device.path)
-    for offset in SUPERBLOCKS:
-        overwrite(device.path, offset, whole)
-    assert len(listed(device.path)) == 1
-    overwrite(device.path, DEVICE_INDEX_OFFSET + LENGTH_BLOCK_OFFSET, b"\xff")
-    assert "the length of its index is damaged" in broken(device.path)
 
 
 def test_the_help_tells_the_exit_status() -> None:

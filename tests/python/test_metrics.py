@@ -7,8 +7,6 @@ import os
 import select
 import signal
 import socket
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +24,6 @@ from tests.python.conftest import (
     make_key,
     make_memory,
     pattern,
-    run_child,
     until,
 )
 
@@ -163,25 +160,6 @@ def test_a_store_opens_without_its_metrics(
     assert "Prometheus gets no metrics of this store" in caplog.text
 
 
-def scrape_in_a_fork(directory: str) -> None:
-    """Open a store, fork, and look at the metrics of the child, which opens one of its own."""
-    owner = kvring.Connector(f"{directory}/owner", "16MiB")
-    child = os.fork()
-    if child == 0:
-        own = kvring.Connector(f"{directory}/child", "16MiB")
-        told = {dict(labels)["store"] for labels in scraped()["kvring_io_threads"]}
-        own.close()
-        os._exit(0 if told == {f"{directory}/child"} else 1)
-    _, status = os.waitpid(child, 0)
-    owner.close()
-    raise SystemExit(os.waitstatus_to_exitcode(status))
-
-
-def test_a_fork_tells_of_its_own_stores(tmp_path: Path) -> None:
-    ended = run_child(scrape_in_a_fork, str(tmp_path))
-    assert ended.returncode == 0, ended.stderr
-
-
 def test_the_class_tells_its_arguments() -> None:
     assert str(inspect.signature(kvring.Connector)) == "(path, capacity, **options)"
 
@@ -206,35 +184,6 @@ def test_the_endpoint_serves_metrics_and_health(
         fetched(port, "/healthz")
     with kvring.Connector(tmp_path / "second", "64MiB", metrics_port=port):
         assert fetched(port, "/healthz")[0] == 200
-
-
-def test_whoever_connects_takes_no_more_than_some_threads(
-    open_client: Callable[..., Client], port: int
-) -> None:
-    """Any user of the machine may: the threads are those of the engine."""
-    open_client(metrics_port=port)
-
-    def serving() -> int:
-        return sum("process_request_thread" in one.name for one in threading.enumerate())
-
-    with ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), HANG_DEADLINE_S))
-            for _ in range(30)
-        ]
-        poll = select.poll()
-        for one in silent:
-            poll.register(one, select.POLLIN)
-        most = [0]
-
-        def are_hung_up_on() -> bool:
-            most[0] = max(most[0], serving())
-            return len(poll.poll(0)) >= 30 - 16
-
-        until("the end of those that are too many", are_hung_up_on)
-        assert most[0] <= 16
-    until("the end of those", lambda: not serving())
-    assert fetched(port, "/healthz")[0] == 200
 
 
 def test_slow_strangers_keep_nobody_out(open_client: Callable[..., Client], port: int) -> None:
@@ -295,17 +244,3 @@ def test_the_endpoint_is_not_that_of_a_fork(open_client: Callable[..., Client], 
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_how_long_evicted_chunks_had_lasted_is_told(
-    open_client: Callable[..., Client], store_directory: Path
-) -> None:
-    client = open_client("16MiB", lease_s=0)
-    for number in range(40):
-        client.store({make_key(number): pattern(MIB, number)})
-        time.sleep(0.01)
-    before = client.stat("evicted")
-    count = value("kvring_evicted_unused_seconds_count", store_directory)
-    # A store that is nearly full evicts ahead, in the background.
-    assert 10 < before <= count <= client.stat("evicted")
-    assert value("kvring_evicted_unused_seconds_sum", store_directory) > count * 0.01

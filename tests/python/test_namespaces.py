@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -70,19 +68,6 @@ def test_usage_tells_what_each_takes(client: Client) -> None:
     )
 
 
-def test_nothing_is_left_of_a_namespace_without_keys(client: Client) -> None:
-    client.delete(keys_of(OTHER, 100))
-    assert OTHER not in client.connector.usage()
-
-
-def test_usage_is_the_same_after_a_restart(
-    client: Client, open_client: Callable[..., Client]
-) -> None:
-    before = client.connector.usage()
-    client.connector.close()
-    assert open_client().connector.usage() == before
-
-
 @pytest.mark.parametrize("limit", [1, 7, 1000])
 def test_keys_come_page_by_page(client: Client, limit: int) -> None:
     for namespace in (PLAIN, SALTED, OTHER, NAMELESS):
@@ -93,12 +78,6 @@ def test_keys_come_page_by_page(client: Client, limit: int) -> None:
     assert client.connector.keys(PLAIN, 1 << 40) == ([], None)
     with pytest.raises(OverflowError):
         client.connector.keys(PLAIN, -1)
-
-
-def test_long_keys_are_told_whole(client: Client) -> None:
-    key = make_key(1, "s" * 3000)
-    client.store({key: CONTENT})
-    assert client.connector.keys("test/model@" + "s" * 3000) == ([(key, "stored")], None)
 
 
 @pytest.mark.parametrize("namespace", [PLAIN, SALTED, OTHER, NAMELESS])
@@ -156,80 +135,6 @@ def test_purge_forgets_what_went_before(open_client: Callable[..., Client]) -> N
     assert client.stat("would_hit_at_2x") == before
 
 
-def hold_sets_back(client: Client) -> list[int]:
-    """Submit loads of some duration: meanwhile SETs wait."""
-    content = pattern(8 * MIB, 7)
-    client.store({f"long {number}": content for number in range(4)})
-    return [
-        client.connector.submit_batch_get([f"long {number % 4}"], [bytearray(len(content))])
-        for number in range(24)
-    ]
-
-
-def test_purge_while_chunks_are_written_leaves_nothing(
-    client: Client, open_client: Callable[..., Client]
-) -> None:
-    was_writing = 0
-    for attempt in range(10):
-        loads = hold_sets_back(client)
-        content = pattern(64 * KIB, attempt)
-        keys = keys_of(OTHER, 64)
-        sets = [
-            client.connector.submit_batch_set(keys[first : first + 16], [content] * 16)
-            for first in range(0, 64, 16)
-        ]
-        writing = usage_of(client, OTHER)["writing_keys"] or 0
-        client.connector.purge(OTHER)
-        was_writing += writing
-        assert client.exists(keys) == [False] * 64
-        for completion in client.wait_all(sets):
-            assert completion.ok
-        client.wait_all(loads)
-        assert client.exists(keys) == [False] * 64
-        assert OTHER not in client.connector.usage()
-        assert client.connector.keys(OTHER) == ([], None)
-    assert was_writing > 0
-    client.connector.close()
-    client = open_client()
-    assert OTHER not in client.connector.usage()
-    assert client.exists(keys_of(OTHER, 64)) == [False] * 64
-
-
-@pytest.mark.parametrize("content", [CONTENT, CONTENT[::-1]], ids=["same bytes", "other bytes"])
-def test_purge_leaves_what_is_pinned_and_written_again(client: Client, content: bytes) -> None:
-    """The SET under way is not to be held any more; what was pinned before it is."""
-    was_writing = 0
-    key = key_of(SALTED, 0)
-    client.connector.pin([key])
-    for _ in range(10):
-        loads = hold_sets_back(client)
-        future_id = client.connector.submit_batch_set([key], [content])
-        was_writing += usage_of(client, SALTED)["writing_keys"] or 0
-        assert client.connector.purge(SALTED)["pinned"] == [key]
-        assert client.wait(future_id).ok
-        client.wait_all(loads)
-        # If the SET had not ended before.
-        assert client.load(key, len(CONTENT)) in (CONTENT, content)
-        client.store({key: CONTENT})
-    assert was_writing > 0
-    assert client.connector.unpin([key]) == [True]
-
-
-def test_keys_tells_what_is_being_written(client: Client) -> None:
-    for _ in range(10):
-        loads = hold_sets_back(client)
-        key = make_key(1, "new")
-        future_id = client.connector.submit_batch_set([key], [CONTENT])
-        found, _cursor = client.connector.keys("test/model@new")
-        assert [name for name, _ in found] == [key]
-        client.wait_all([future_id, *loads])
-        assert client.connector.keys("test/model@new") == ([(key, "stored")], None)
-        client.delete([key])
-        if found == [(key, "writing")]:
-            return
-    pytest.fail("no SET was ever seen under way")
-
-
 QUOTA_BYTES = 4 * MIB
 
 
@@ -249,16 +154,6 @@ def test_a_quota_takes_from_its_own_namespace_alone(open_client: Callable[..., C
     assert usage_of(client, PLAIN)["quota_bytes"] is None
 
 
-def test_a_batch_that_is_larger_than_the_quota_keeps_to_it(
-    open_client: Callable[..., Client],
-) -> None:
-    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES}, io_threads=4)
-    completion = client.set(keys_of(SALTED, 100), [pattern(256 * KIB, 1)] * 100)
-    # Those on their way count, and cannot go for each other.
-    assert sum(completion.results) >= 16
-    assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
-
-
 def test_a_chunk_that_is_longer_than_its_quota_is_refused_with_reasons(
     open_client: Callable[..., Client],
 ) -> None:
@@ -274,57 +169,6 @@ def test_a_chunk_that_is_longer_than_its_quota_is_refused_with_reasons(
     # Nothing went in vain.
     assert client.exists([key_of(SALTED, 0)]) == [True]
     assert client.stat("evicted") == 0
-
-
-def test_what_is_pinned_does_not_go_for_a_quota(open_client: Callable[..., Client]) -> None:
-    client = open_client(64 * MIB, quotas={SALTED: "1MiB"})
-    keys = keys_of(SALTED, 5)
-    content = pattern(256 * KIB, 1)
-    client.store(dict.fromkeys(keys[:4], content))
-    assert client.connector.pin(keys[:4]) == [True] * 4
-    completion = client.set(keys[4:], [content])
-    assert not completion.ok
-    assert "pinned" in completion.error
-    client.connector.unpin(keys[1:2])
-    client.store({keys[4]: content})
-    assert client.exists(keys) == [True, False, True, True, True]
-
-
-def test_a_quota_that_is_given_later_is_kept_to_from_then_on(
-    open_client: Callable[..., Client],
-) -> None:
-    client = open_client(64 * MIB)
-    content = pattern(256 * KIB, 1)
-    client.store(dict.fromkeys(keys_of(SALTED, 40), content))
-    client.connector.close()
-    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES})
-    client.store({key_of(SALTED, 99): content})
-    assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
-
-
-@pytest.mark.parametrize(
-    ("quotas", "shown"),
-    [
-        ("1GiB", "'1GiB'"),
-        (1 << 30, "1073741824"),
-        ({SALTED: 4096}, "4096"),
-        ({SALTED: "1KiB"}, "'1KiB'"),
-        ({SALTED: "many"}, "'many'"),
-        ({SALTED: None}, "None"),
-        ({7: "1GiB"}, "7"),
-        ([SALTED], SALTED),
-    ],
-    ids=str,
-)
-def test_quotas_that_do_not_fit_are_named(store_directory: Path, quotas: Any, shown: str) -> None:
-    with pytest.raises(kvring.ConfigError) as refusal:
-        kvring.Connector(store_directory, "1GiB", quotas=quotas)
-    message = str(refusal.value)
-    assert "'quotas'" in message
-    assert shown in message
-    expected_range = kvring.options()["quotas"]["range"]
-    assert expected_range is not None
-    assert expected_range in message
 
 
 def test_a_closed_store_tells_nothing(client: Client) -> None:

@@ -17,18 +17,10 @@ from tests.python.conftest import (
     Client,
     make_memory,
     pattern,
-    run_child,
     until,
 )
 
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def print_refusal(directory: str) -> None:
-    try:
-        kvring.Connector(directory, CAPACITY_BYTES)
-    except kvring.InUseError as error:
-        print(error)
 
 
 def hold(directory: str) -> None:
@@ -92,27 +84,6 @@ def test_a_second_connector_in_the_same_process_is_refused(
     assert_holds_its_chunk(store_directory)
 
 
-def test_the_same_directory_by_another_name_is_refused_too(
-    client: Client, store_directory: Path, tmp_path: Path
-) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(store_directory)
-    for path in (link, f"{store_directory}/", store_directory / ".." / store_directory.name):
-        with pytest.raises(kvring.InUseError):
-            kvring.Connector(path, CAPACITY_BYTES)
-
-
-def test_a_connector_in_another_process_is_refused(client: Client, store_directory: Path) -> None:
-    client.store({"key": pattern(MIB, 1)})
-    refused = run_child(print_refusal, str(store_directory))
-    assert (refused.returncode, refused.stderr) == (0, "")
-    assert f"is in use by process {os.getpid()} " in refused.stdout
-    # The holder is not disturbed.
-    assert client.load("key", MIB) == pattern(MIB, 1)
-    client.connector.close()
-    assert_holds_its_chunk(store_directory)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_store_of_a_killed_process_opens(
     store_directory: Path, start_child: Start, number: signal.Signals
@@ -123,24 +94,6 @@ def test_the_store_of_a_killed_process_opens(
     child.send_signal(number)
     assert child.wait() == -number
     assert_holds_its_chunk(store_directory)
-
-
-def test_the_store_opens_once_its_owner_has_closed_it(
-    store_directory: Path, start_child: Start
-) -> None:
-    child = start_child(hold, str(store_directory))
-    _, error = child.communicate("")
-    assert (child.returncode, error) == (0, "")
-    assert_holds_its_chunk(store_directory)
-
-
-def test_the_store_of_a_process_that_was_killed_in_full_flight_opens(
-    store_directory: Path, start_child: Start
-) -> None:
-    child = start_child(hold_with_transfers_in_flight, str(store_directory))
-    child.kill()
-    child.wait()
-    assert_holds_its_chunk(store_directory, "4GiB")
 
 
 def test_the_store_of_a_killed_process_opens_before_its_parent_has_reaped_it(

@@ -119,21 +119,6 @@ def test_what_a_killed_owner_left_is_replaced(store_directory: Path) -> None:
         assert answer["process_id"] == os.getpid()
 
 
-def test_a_fork_neither_answers_nor_takes_it_away(client: Client, store_directory: Path) -> None:
-    child = os.fork()
-    if child == 0:
-        client.connector.close()
-        signal.pause()
-    try:
-        assert ask(store_directory, None, {"ask": "stats"})["process_id"] == os.getpid()
-        client.connector.close()
-        # The fork lives, and has no part of it.
-        assert ask(store_directory, None, {"ask": "stats"}) is None
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
 def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
     directory = tmp_path / ("long" * 30) / "store"
     with kvring.Connector(directory, "64MiB"):
@@ -254,18 +239,3 @@ def test_top_shows_what_happens_between_two_looks(
     client.connector.close()
     assert main(["top", str(store_directory)]) == 1
     assert "nobody has" in capsys.readouterr().err
-
-
-def test_the_hit_ratio_of_a_larger_disk_is_told(
-    open_client: Callable[..., Client], store_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client = open_client("32MiB", lease_s=0, eviction="lru")
-    keys = [make_key(number) for number in range(40)]
-    for key in keys:
-        client.store({key: pattern(MIB, 1)})
-    client.exists(keys)
-    assert main(["stats", "--json", str(store_directory)]) == 0
-    counters = json.loads(capsys.readouterr().out)["stats"]
-    assert counters["would_hit_at_2x"] > 0
-    assert main(["stats", str(store_directory)]) == 0
-    assert "with twice 100%" in capsys.readouterr().out

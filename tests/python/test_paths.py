@@ -74,13 +74,6 @@ def test_each_path_is_told_of(disks: list[str]) -> None:
             assert client.load(key, CHUNK_BYTES) == content
 
 
-def test_a_single_path_may_be_a_list(disks: list[str]) -> None:
-    with opened(disks[:1]) as client:
-        client.store({"k": b"bytes"})
-    with kvring.Connector(disks[0], CAPACITY_BYTES) as connector:
-        assert Client(connector).load("k", 5) == b"bytes"
-
-
 @pytest.mark.parametrize(
     ("paths", "capacity", "told"),
     [
@@ -105,11 +98,6 @@ def test_wrong_lists_are_refused(
         kvring.Connector(paths, capacity)
     assert told in str(error.value)
     assert list(tmp_path.iterdir()) == [], "nothing is made"
-
-
-def test_one_path_twice_is_refused(disks: list[str]) -> None:
-    with pytest.raises(kvring.ConfigError, match="are the same store; name each once"):
-        kvring.Connector([disks[0], f"{disks[0]}/."], CAPACITY_BYTES)
 
 
 class Disks:
@@ -146,7 +134,7 @@ def loop_disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disks
 
 
 class MixedLoad:
-    """SETs, GETs, EXISTS and DELETEs of some keys, many at a time; every answer is looked at."""
+    """SETs, GETs and DELETEs of some keys, sixteen batches at a time; each answer is looked at."""
 
     def __init__(self, client: Client) -> None:
         """Prepare the content of every key."""
@@ -154,11 +142,8 @@ class MixedLoad:
         self.random = random.Random(7)
         self.chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(300)}
         self.names = list(self.chunks)
-        self.under_way: dict[int, tuple[str, list[str], list[memoryview]]] = {}
-        self.submitted = 0
-        self.answered = 0
-        self.hits = 0
-        self.stored = 0
+        self.under_way: list[tuple[str, list[str], list[memoryview], int]] = []
+        self.hits = self.stored = 0
 
     def turn(self) -> None:
         """Submit a batch; with sixteen under way, take one answer first."""
@@ -166,42 +151,35 @@ class MixedLoad:
             self.take()
         names = self.random.sample(self.names, 4)
         connector = self.client.connector
-        verb = self.random.choices(["set", "get", "exists", "delete"], [4, 4, 1, 1])[0]
+        verb = self.random.choices(["set", "get", "delete"], [4, 4, 1])[0]
         memory: list[memoryview] = []
         if verb == "set":
             future_id = connector.submit_batch_set(names, [self.chunks[name] for name in names])
         elif verb == "get":
             memory = [make_memory(CHUNK_BYTES) for _ in names]
             future_id = connector.submit_batch_get(names, list(memory))
-        elif verb == "exists":
-            future_id = connector.submit_batch_exists(names)
         else:
             future_id = connector.submit_batch_delete(names)
-        self.under_way[future_id] = (verb, names, memory)
-        self.submitted += 1
+        self.under_way.append((verb, names, memory, future_id))
 
     def take(self) -> None:
         """Wait for the oldest answer."""
-        future_id = next(iter(self.under_way))
-        verb, names, memory = self.under_way.pop(future_id)
+        verb, names, memory, future_id = self.under_way.pop(0)
         completion = self.client.wait(future_id)
-        self.answered += 1
         assert len(completion.results) == len(names)
         if verb == "set":
             self.stored += sum(completion.results)
             assert completion.ok == all(completion.results)
-        elif verb == "get":
-            for name, block, hit in zip(names, memory, completion.results, strict=True):
-                assert not hit or block == self.chunks[name], "wrong bytes"
-                self.hits += hit
         elif verb == "delete":
             assert completion.results == [True] * len(names)
+        for name, block, hit in zip(names, memory, completion.results, strict=False):
+            assert not hit or block == self.chunks[name], "wrong bytes"
+            self.hits += hit
 
     def finish(self) -> None:
         """Take all answers."""
         while self.under_way:
             self.take()
-        assert self.submitted == self.answered
 
 
 @pytest.mark.timeout(300)
@@ -317,17 +295,6 @@ def test_a_device_that_is_not_there_any_more_is_left_out(
         kvring.Connector([*paths[:2], f"{paths[2]}-misspelt"], "all")
 
 
-def test_a_device_that_never_was_is_refused(devices: list[Path]) -> None:
-    for first in (devices[0], devices[1]):
-        with pytest.raises(kvring.ConfigError, match="there is no such device"):
-            kvring.Connector([str(first), f"{first}-misspelt"], "all")
-    # Stores of their own, that never had another, know of none either.
-    with opened([str(devices[0])], "all"):
-        pass
-    with pytest.raises(kvring.ConfigError, match="there is no such device"):
-        kvring.Connector([str(devices[0]), f"{devices[0]}-misspelt"], "all")
-
-
 def remount(mount_point: Path, how: str) -> None:
     """Remount, as soon as the kernel has let go of the ring that was closed just now."""
     command = ["mount", "-o", f"remount,{how}", str(mount_point)]
@@ -335,13 +302,3 @@ def remount(mount_point: Path, how: str) -> None:
         "the remount",
         lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0,
     )
-
-
-def test_nothing_is_open_twice_and_closing_takes_all(disks: list[str]) -> None:
-    with opened(disks) as client:
-        client.store({"k": b"bytes"})
-        for some in (disks, disks[:1], disks[1:]):
-            with pytest.raises(kvring.InUseError):
-                kvring.Connector(some, CAPACITY_BYTES)
-    with opened(disks[::-1]) as client:
-        assert client.load("k", 5) == b"bytes"

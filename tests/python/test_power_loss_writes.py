@@ -5,7 +5,7 @@ is made anew as power loss may have left it: writes behind the last flush are ke
 per sector. That is mounted, opened as by a machine that has gone down, and compared with what
 was answered up to that moment.
 
-It takes 20 images; `make power-loss` takes 500 (KVRING_POWER_LOSS_IMAGES).
+It takes 60 images; `make power-loss` takes 500 (KVRING_POWER_LOSS_IMAGES).
 """
 
 import json
@@ -52,7 +52,7 @@ CASES = [
     ("bare", "extents", "persistent"),
     ("ext4", "extents", "best_effort"),
 ]
-IMAGES = int(os.environ.get("KVRING_POWER_LOSS_IMAGES", "20"))
+IMAGES = int(os.environ.get("KVRING_POWER_LOSS_IMAGES", "60"))
 LINES = 120 + IMAGES
 ROUNDS = 4
 

@@ -1,12 +1,11 @@
 """submit_batch_prefix: how many leading keys are held."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 import kvring
-from tests.python.conftest import MIB, Client, age, make_key, pattern
+from tests.python.conftest import MIB, Client, make_key, pattern
 
 KEYS = [make_key(number) for number in range(200)]
 
@@ -37,17 +36,6 @@ def test_what_it_found_is_leased(open_client: Callable[..., Client]) -> None:
     for number in range(64):
         client.store({make_key(number, "flood"): content})
     assert client.exists(keys) == [True] * 4 + [False] * 4
-
-
-def test_what_has_expired_ends_it(
-    open_client: Callable[..., Client], store_directory: Path
-) -> None:
-    client = open_client(lease_s=0)
-    client.store({KEYS[1]: b"content"})
-    client, wait = age(client, store_directory, open_client, lease_s=0)
-    wait()
-    client.store({KEYS[0]: b"content", KEYS[2]: b"content"})
-    assert prefix(client, KEYS[:3]) == [True, False, False]
 
 
 def test_no_keys_and_keys_that_do_not_fit(client: Client) -> None:

@@ -1,6 +1,5 @@
 """register_memory(): what Python hands over, refusals of the system, forks."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from tests.python.conftest import (
     MIB,
     REPOSITORY,
     Client,
-    is_exported,
     make_memory,
     pattern,
 )
@@ -46,19 +44,6 @@ def test_loads_and_stores_use_it_until_it_is_closed(client: Client) -> None:
     assert connector.stats()["registered_bytes"] == 0
     assert connector.stats()["transfers_fixed"] == fixed
     registered.close()
-
-
-def test_a_buffer_is_held_until_it_is_closed_or_dropped(client: Client) -> None:
-    memory = bytearray(MIB)
-    registered = client.connector.register_memory(memory)
-    assert is_exported(memory)
-    registered.close()
-    assert not is_exported(memory)
-    registered = client.connector.register_memory(memory)
-    del registered
-    gc.collect()
-    assert not is_exported(memory)
-    assert client.connector.stats()["registered_bytes"] == 0
 
 
 def test_wrong_memory_is_refused(client: Client) -> None:

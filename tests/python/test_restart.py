@@ -1,13 +1,10 @@
-"""What was answered is found by the next process, however the last one ended."""
+"""What was answered is found by the next process, however the last interpreter ended."""
 
 import ctypes
-import os
 import select
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +13,13 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
-    HANG_DEADLINE_S,
     MIB,
     Client,
     make_key,
     pattern,
     run_child,
 )
+from tests.support.damage import damage
 
 CHUNK_COUNT = 40
 
@@ -42,26 +39,6 @@ def store_all(directory: str) -> Client:
     client.store({make_key(0): todo[0][1]})
     client.delete([make_key(CHUNK_COUNT - 1)])
     return client
-
-
-def store_and_close(directory: str) -> None:
-    store_all(directory).connector.close()
-
-
-def store_and_leave_the_block(directory: str) -> None:
-    with store_all(directory).connector:
-        pass
-
-
-def store_and_end_at_once(directory: str) -> None:
-    _client = store_all(directory)
-    os._exit(0)
-
-
-def store_and_raise_signal(directory: str, number: int) -> None:
-    _client = store_all(directory)
-    os.kill(os.getpid(), number)
-    time.sleep(HANG_DEADLINE_S)
 
 
 def store_and_return(directory: str) -> None:
@@ -125,11 +102,6 @@ def load_all(directory: str) -> None:
 
 
 ENDINGS: dict[str, tuple[Callable[..., None], tuple[int, ...], int]] = {
-    "close": (store_and_close, (), 0),
-    "with": (store_and_leave_the_block, (), 0),
-    "os._exit": (store_and_end_at_once, (), 0),
-    "SIGKILL": (store_and_raise_signal, (signal.SIGKILL.value,), -signal.SIGKILL),
-    "SIGTERM": (store_and_raise_signal, (signal.SIGTERM.value,), -signal.SIGTERM),
     "no close, no reference": (store_and_return, (), 0),
     "no close, a reference in a module": (store_and_keep_in_a_module, (), 0),
     "no close, a reference for ever": (store_and_keep_for_ever, (), 0),
@@ -148,17 +120,6 @@ def test_a_new_process_loads_what_was_answered(store_directory: Path, ending: st
         loaded = run_child(load_all, str(store_directory))
         assert (loaded.returncode, loaded.stderr) == (0, "")
         assert loaded.stdout == f"loaded {CHUNK_COUNT - 1}\n"
-
-
-def damage(directory: Path) -> None:
-    """Overwrite one byte in each block of the data files."""
-    for path in directory.glob("data-*"):
-        with path.open("r+b") as file:
-            for offset_bytes in range(0, 4 * MIB, 4096):
-                file.seek(offset_bytes)
-                byte = file.read(1)
-                file.seek(offset_bytes)
-                file.write(bytes([byte[0] ^ 0xFF]))
 
 
 def exit_with_loads_in_flight(directory: str) -> None:

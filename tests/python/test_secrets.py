@@ -17,6 +17,7 @@ from kvring._native import StoredChunks
 from kvring.cli import main
 from kvring.metrics import collector
 from tests.python.conftest import MIB, Client, make_key, pattern
+from tests.support.damage import damage
 
 SALT = "salt-of-a-tenant"
 
@@ -62,16 +63,6 @@ def assert_harmless(shown: str) -> None:
     assert not wrong, [hex(ord(one)) for one in wrong]
 
 
-def damage_all(store: Path) -> None:
-    """Write over the first byte of each chunk of a closed store."""
-    for chunk in list(StoredChunks(store)):
-        with (store / chunk["file"]).open("r+b") as file:
-            file.seek(chunk["offset_bytes"])
-            byte = file.read(1)[0]
-            file.seek(chunk["offset_bytes"])
-            file.write(bytes([byte ^ 1]))
-
-
 @pytest.fixture
 def hostile_client(open_client: Callable[..., Client]) -> Client:
     """A client of a store with hostile keys."""
@@ -105,7 +96,7 @@ def test_keys_of_any_kind_do_nothing_to_a_terminal(
     target = tmp_path / "target"
     assert main(["import", str(target), "--input", archive, "--capacity=64MiB"]) == 0
     assert {chunk["key"] for chunk in StoredChunks(target)} == set(hostile_keys())
-    damage_all(target)
+    damage(target)
     assert main(["verify", str(target)]) == 1
     assert main(["export", str(target), "--output", archive]) == 4
     shown = capsys.readouterr()
@@ -187,7 +178,7 @@ def test_no_salt_and_no_hash_is_logged(
         client.set(keys, [pattern(MIB, 1)] * len(keys))
         client.delete(keys[20:])
         connector.unpin(keys[:5])
-    damage_all(store_directory)
+    damage(store_directory)
     with opened() as connector:
         client = Client(connector)
         for key in keys:

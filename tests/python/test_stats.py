@@ -1,10 +1,9 @@
 """stats() and repr()."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import kvring
-from tests.python.conftest import ENGINE, MIB, Client, make_memory, pattern
+from tests.python.conftest import MIB, Client, make_memory, pattern
 
 NUMBERS = (
     "memory_alignment_bytes",
@@ -63,32 +62,6 @@ def test_every_value_is_a_plain_number_text_or_truth(client: Client) -> None:
     assert all(type(stats[name]) is int for name in (*NUMBERS, *COUNTED, *ALL_WELL))
 
 
-def test_the_state_of_the_store(client: Client) -> None:
-    before = client.connector.stats()
-    assert before["engine"].split(" (")[0] == ("io_uring" if ENGINE == "auto" else ENGINE)
-    assert before["capacity_bytes"] == 256 * MIB
-    assert before["memory_alignment_bytes"] in (512, 1024, 2048, 4096)
-    geometry = before["paths"][0]["geometry"]
-    for name in ("direct_io", "memory_alignment_bytes"):
-        assert geometry[name] == before[name]
-    assert geometry["offset_alignment_bytes"] in (1, 512, 1024, 2048, 4096)
-    assert geometry["optimal_io_bytes"] >= 512
-    # None where the file system tells of no block device below it.
-    logical, physical = geometry["logical_block_bytes"], geometry["physical_block_bytes"]
-    assert (logical is None) == (physical is None)
-    assert logical is None or 512 <= logical <= physical
-    assert before["max_chunk_bytes"] <= 64 * MIB
-    assert (before["keys"], before["stored_bytes"], before["allocated_bytes"]) == (0, 0, 0)
-    client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})
-    after = client.connector.stats()
-    assert (after["keys"], after["stored_bytes"], after["allocated_bytes"]) == (2, 4098, 12_288)
-    assert after["data_files"] >= 1
-    assert after["allocated_bytes"] <= after["used_bytes"] <= after["capacity_bytes"]
-    assert after["in_flight"] == 0
-    client.delete(["first"])
-    assert (client.stat("keys"), client.stat("stored_bytes")) == (1, 1)
-
-
 def test_every_operation_is_counted(client: Client) -> None:
     assert {client.stat(name) for name in (*COUNTED, *ALL_WELL)} == {0}
     client.store({"a": pattern(10_000, 1), "b": pattern(20_000, 2)})
@@ -98,33 +71,6 @@ def test_every_operation_is_counted(client: Client) -> None:
     client.delete(["a", "none"])
     assert {name: client.stat(name) for name in COUNTED} == COUNTED
     assert {client.stat(name) for name in ALL_WELL} == {0}
-
-
-def test_stats_count_what_was_found_at_the_start(open_client: Callable[..., Client]) -> None:
-    client = open_client()
-    client.store({str(seed): pattern(10_000, seed) for seed in range(5)})
-    state = ("keys", "stored_bytes", "allocated_bytes", "used_bytes", "data_files")
-    before = [client.stat(name) for name in state]
-    client.connector.close()
-    client = open_client()
-    assert [client.stat(name) for name in state] == before
-    assert client.stat("set_stored") == 0
-
-
-def test_stats_can_be_asked_after_close(client: Client) -> None:
-    client.store({"key": pattern(4096, 1)})
-    before = client.connector.stats()
-    client.connector.close()
-    after = client.connector.stats()
-    assert after.keys() == before.keys()
-    assert (after["keys"], after["set_stored"], after["in_flight"]) == (1, 1, 0)
-
-
-def test_stats_is_a_snapshot_of_its_own(client: Client) -> None:
-    client.connector.stats().clear()
-    before = client.connector.stats()
-    client.store({"key": pattern(4096, 1)})
-    assert before["keys"] == 0
 
 
 def test_repr_tells_path_capacity_and_state(client: Client, store_directory: Path) -> None:

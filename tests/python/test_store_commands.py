@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -19,13 +18,12 @@ from tests.python.conftest import (
     MIB,
     REPOSITORY,
     Client,
-    LoopDevice,
     bare_loop_device,
     child_command,
     make_key,
     pattern,
-    run_child,
 )
+from tests.support.damage import damage
 
 CHUNK_BYTES = 100_000
 KEYS = [make_key(number) for number in range(20)]
@@ -53,19 +51,6 @@ def fill(client: Client, salt: str = "") -> None:
     client.store({key + salt: pattern(CHUNK_BYTES, number) for number, key in enumerate(KEYS)})
 
 
-def damage(path: Path, key: str, offset_bytes: int = CHUNK_BYTES // 2) -> dict[str, Any]:
-    """Change a byte in the middle of a chunk; return where it is."""
-    (chunk,) = [chunk for chunk in StoredChunks(path) if chunk["key"] == key]
-    with (path / chunk["file"]).open("r+b") as file:
-        at = chunk["offset_bytes"] + offset_bytes
-        file.seek(at)
-        byte = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte[0] ^ 1]))
-        os.fsync(file.fileno())
-    return chunk
-
-
 def counts(run: Run, *arguments: object, status: int = 0) -> dict[str, Any]:
     ended, out, err = run("verify", "--json", *arguments)
     assert (ended, err) == (status, "")
@@ -89,7 +74,7 @@ def test_a_damaged_chunk_is_found_and_named(
     assert found["read_bytes"] == 20 * CHUNK_BYTES
     if not is_open:
         client.connector.close()
-    chunk = damage(store_directory, KEYS[7])
+    (chunk,) = damage(store_directory, KEYS[7])
     found = counts(kvring_command, store_directory, status=1)
     assert (found["intact"], found["damaged"]) == (19, 1)
     (broken,) = found["broken"]
@@ -112,8 +97,7 @@ def test_repair_removes_what_is_broken_and_nothing_else(
     assert status == 1
     assert f"is open in process {os.getpid()}" in err
     client.connector.close()
-    damage(store_directory, KEYS[7])
-    damage(store_directory, KEYS[8])
+    damage(store_directory, KEYS[7], KEYS[8])
     document = counts(kvring_command, "--repair", store_directory)
     assert (document["damaged"], document["removed"]) == (2, 2)
     # Although a second has passed for all of them.
@@ -123,22 +107,6 @@ def test_repair_removes_what_is_broken_and_nothing_else(
     present = [key for key, is_held in zip(KEYS, client.exists(KEYS), strict=True) if is_held]
     assert present == KEYS[:7] + KEYS[9:]
     client.assert_sound()
-
-
-def test_a_chunk_that_is_not_there_is_damaged(
-    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
-) -> None:
-    client = open_client(layout="files")
-    fill(client)
-    client.connector.close()
-    files = sorted((store_directory / "chunks").glob("*/*"))
-    files[0].unlink()
-    with files[1].open("r+b") as file:
-        file.truncate(CHUNK_BYTES // 2 + 100)
-    found = counts(kvring_command, store_directory, status=1)
-    assert (found["intact"], found["damaged"]) == (18, 2)
-    assert counts(kvring_command, "--repair", store_directory)["removed"] == 2
-    assert counts(kvring_command, store_directory)["intact"] == 18
 
 
 def test_repair_mends_the_index(
@@ -157,46 +125,12 @@ def test_repair_mends_the_index(
     assert counts(kvring_command, store_directory)["index"] == []
 
 
-def test_repair_clears_pages_of_random_bytes(
-    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
-) -> None:
-    client = open_client()
-    client.store({str(number): pattern(CHUNK_BYTES, number) for number in range(40)})
-    client.connector.close()
-    with (store_directory / "index.kvring").open("r+b") as file:
-        file.seek(FIRST_RECORD)
-        file.write(random.Random(1).randbytes(2 * 4096))
-    found = counts(kvring_command, store_directory, status=1)
-    assert (found["intact"], len(found["index"])) == (8, 1)
-    assert "32 records of the index are torn" in found["index"][0]
-    status, out, _ = kvring_command("verify", "--repair", store_directory)
-    assert (status, "and is well again" in out) == (0, True)
-    found = counts(kvring_command, store_directory)
-    assert (found["intact"], found["index"]) == (8, [])
-    assert kvring_command("ls", store_directory)[0] == 0
-
-
 def test_chunks_without_a_checksum_are_said_to_have_none(
     open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
 ) -> None:
     fill(open_client(checksum="off"))
     found = counts(kvring_command, store_directory)
     assert (found["intact"], found["unchecked"]) == (0, 20)
-
-
-def test_several_paths_are_verified_and_repaired_together(
-    tmp_path: Path, kvring_command: Run
-) -> None:
-    paths = [tmp_path / str(number) for number in range(3)]
-    with kvring.Connector(paths, "32MiB") as connector:
-        fill(Client(connector))
-    damaged = next(iter(StoredChunks(paths[1])))["key"]
-    damage(paths[1], damaged)
-    assert counts(kvring_command, *paths, status=1)["chunks"] == 20
-    status, _, err = kvring_command("verify", "--repair", paths[1])
-    assert (status, "belong" in err or "path" in err) == (1, True)
-    assert counts(kvring_command, "--repair", *paths)["removed"] == 1
-    assert counts(kvring_command, *paths)["intact"] == 19
 
 
 @pytest.mark.parametrize("capacities", [["16MiB", "64MiB"], ["64MiB", "16MiB", "256MiB"]])
@@ -213,7 +147,7 @@ def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
         lies_in = {chunk["key"]: path for path in paths for chunk in StoredChunks(path)}
     damaged = [next(key for key in kept if lies_in[key] == path) for path in paths]
     for key in damaged:
-        damage(lies_in[key], key, 2500)
+        damage(lies_in[key], key)
     assert counts(kvring_command, "--repair", *paths)["removed"] == len(damaged)
     assert counts(kvring_command, *paths)["intact"] == 120 - len(damaged)
     model = KEYS[0].partition("@")[0]
@@ -232,18 +166,10 @@ def test_a_device_is_verified(tmp_path: Path, kvring_command: Run) -> None:
         with kvring.Connector(device.path, "all") as connector:
             fill(Client(connector))
         assert counts(kvring_command, device.path)["intact"] == 20
-        _damage_device(device, KEYS[4])
+        damage(device.path, KEYS[4])
         assert counts(kvring_command, device.path, status=1)["damaged"] == 1
         assert counts(kvring_command, "--repair", device.path)["removed"] == 1
         assert counts(kvring_command, device.path)["intact"] == 19
-
-
-def _damage_device(device: LoopDevice, key: str) -> None:
-    (chunk,) = [chunk for chunk in StoredChunks(device.path) if chunk["key"] == key]
-    with device.path.open("r+b") as file:
-        file.seek(chunk["offset_bytes"] + 10)
-        file.write(b"damage")
-        os.fsync(file.fileno())
 
 
 def test_wrong_arguments_and_places_are_named(tmp_path: Path, kvring_command: Run) -> None:
@@ -256,21 +182,6 @@ def test_wrong_arguments_and_places_are_named(tmp_path: Path, kvring_command: Ru
         assert kvring_command(command)[0] == 2
     status, _, err = kvring_command("verify", "--rate=fast", tmp_path)
     assert (status, "does not begin with a number" in err) == (2, True)
-
-
-def read_slowly(path: str) -> None:
-    main(["verify", "--rate=4MiB", path])
-
-
-def test_it_reads_no_faster_than_asked(
-    open_client: Callable[..., Client], store_directory: Path
-) -> None:
-    """Reading in pieces of 1 MiB, it sleeps behind each: a clock that is asked cannot be early."""
-    client = open_client()
-    client.store({make_key(1): pattern(2 * MIB, 1)})
-    ended = run_child(read_slowly, str(store_directory))
-    assert ended.returncode == 0, ended
-    assert "1 as they were stored" in ended.stdout
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from typing_extensions import Buffer
 
-from tests.python.conftest import HANG_DEADLINE_S, Client, make_key, pattern, until
+from tests.python.conftest import HANG_DEADLINE_S, Client, make_key, pattern
 
 THREAD_COUNT = 8
 OPERATION_COUNT = 100_000
@@ -114,19 +114,6 @@ def test_exactly_one_completion_for_each_batch_of_many_threads(
     assert client.stat("deleted") + client.stat("delete_absent") == counts["delete"]
 
 
-def test_no_place_is_lost_to_many_threads(client: Client) -> None:
-    with ThreadPoolExecutor(THREAD_COUNT) as pool:
-        for batches in pool.map(
-            lambda seed: submit_random_batches(client, seed, 16), range(100, 100 + THREAD_COUNT)
-        ):
-            client.wait_all(batches)
-    assert client.delete(KEYS) == [True] * KEY_COUNT
-    client.store({"after": b"content"})
-    assert (client.stat("keys"), client.stat("stored_bytes")) == (1, 7)
-    # The reactors give the places of deleted chunks back when they come to it.
-    until("the room", lambda: client.stat("allocated_bytes") == 4096)
-
-
 def keep_asking(client: Client, seed: int, done: threading.Event) -> Counter[str]:
     """Call everything that is no submit, in any order, until told to end; count the calls."""
     chance = random.Random(seed)
@@ -217,17 +204,3 @@ def test_several_threads_may_drain(client: Client) -> None:
     for thread in threads:
         thread.join()
     assert sorted(itertools.chain(*drained)) == submitted
-
-
-def test_a_submitting_thread_may_end_before_its_batch_does(client: Client) -> None:
-    content = pattern(4 << 20, 1)
-    future_ids: list[int] = []
-
-    def submit() -> None:
-        future_ids.append(client.connector.submit_batch_set(["key"], [bytearray(content)]))
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    thread.join()
-    assert client.wait(future_ids[0]).ok
-    assert client.load("key", len(content)) == content

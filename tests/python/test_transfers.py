@@ -18,9 +18,8 @@ import pytest
 import kvring
 from kvring._native import StoredChunks
 from kvring.cli import main
-from kvring.cli.archive import Writer
 from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, bare_loop_device, make_key, pattern
-from tests.python.test_store_commands import damage
+from tests.support.damage import damage
 
 # A key may be anything, and as long as this.
 CONTENTS = {
@@ -84,12 +83,6 @@ def test_what_was_done_is_told_to_programs(
     assert main(["resize", str(target), "--capacity=128MiB", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["keys"], printed["evicted"]) == (len(CONTENTS), 0)
-
-
-def test_a_namespace_alone(tmp_path: Path) -> None:
-    archive, target = archive_of(tmp_path, "--namespace", "test/model@tenant"), tmp_path / "target"
-    assert main(["import", str(target), "--capacity=64MiB", "--input", str(archive)]) == 0
-    assert sorted(held(target)) == [make_key(number, "tenant") for number in range(4)]
 
 
 def test_other_programs_read_the_archive(tmp_path: Path) -> None:
@@ -186,23 +179,6 @@ def test_an_archive_that_was_cut_short_or_changed(
 
 def _flipped(content: bytes, position: int) -> bytes:
     return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
-
-
-def test_an_archive_that_somebody_made_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "target"
-    for key, content in (("k" * 5000, b"x"), ("empty", b""), ("", b"x")):
-        archive = tmp_path / "made-up.tar"
-        with archive.open("wb") as file:
-            writer = Writer(file)
-            writer.add("fine", b"content", 0)
-            writer.add(key, content, 0)
-            writer.end()
-        status = main(["import", str(target), "--capacity=64MiB", "--input", str(archive)])
-        assert status == (0 if content and len(key) < 4096 else 4)
-        assert held(target)["fine"] == b"content"
-        assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_full_disk_below_the_archive_is_said(
@@ -325,16 +301,3 @@ def test_adopt_looks_at_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(arguments) == 1
     assert "has no chunk of LMCache's fs or fs_native" in capsys.readouterr().err
     assert main(["adopt", str(tmp_path / "none"), str(target), "--capacity=64MiB"]) == 2
-
-
-def test_an_empty_file_is_named_and_the_others_are_adopted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, target = tmp_path / "lmcache", tmp_path / "target"
-    source.mkdir()
-    (source / "a@0x01000100@0@00fe.data").write_bytes(b"")
-    (source / "a@0x01000100@0@00ff.data").write_bytes(b"x")
-    assert main(["adopt", str(source), str(target), "--capacity=64MiB", "--move"]) == 4
-    assert "00fe.data is empty" in capsys.readouterr().err
-    assert held(target) == {"a@01000100@0@00ff": b"x"}
-    assert (source / "a@0x01000100@0@00fe.data").exists()

@@ -8,7 +8,6 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tests.support.adapter_spec import AdapterSpec
@@ -81,12 +80,7 @@ class CacheServer:
             raise
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the server if it still runs."""
         self.kill()
 

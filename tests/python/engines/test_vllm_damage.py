@@ -1,9 +1,7 @@
 """What damaged bytes, and a device that fails, make of the jobs of KvringTier."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,22 +11,12 @@ from tests.python.faulty_device import FaultyDevice, faulty_device
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
-from tests.python.engines.vllm_engine import ROWS, kvring_tier, make_config
+from tests.python.engines.vllm_engine import kvring_tier, make_config
 from tests.python.engines.vllm_lone_tier import LoneTier, MakeTier, loaded_of
+from tests.support.damage import damage
 from tests.support.vllm_config import key_of
 
 DEVICE_BYTES = 128 * MIB
-
-
-def flip_middle(store: Path, chunk: dict[str, Any]) -> None:
-    """Change a bit in the middle of a chunk, in the file of a store that is closed."""
-    with (store / chunk["file"]).open("r+b") as file:
-        at = chunk["offset_bytes"] + chunk["length_bytes"] // 2
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
-        os.fsync(file.fileno())
 
 
 def test_damaged_bytes_are_not_loaded(make_tier: MakeTier, store_path: Path) -> None:
@@ -38,10 +26,8 @@ def test_damaged_bytes_are_not_loaded(make_tier: MakeTier, store_path: Path) -> 
     tier.store_all(numbers)
     tier.close()
     names = {key_of(number).hex() for number in bad}
-    damaged = [one for one in StoredChunks(store_path) if one["key"].split("@")[3] in names]
-    assert len(damaged) == len(bad)
-    for chunk in damaged:
-        flip_middle(store_path, chunk)
+    keys = [one["key"] for one in StoredChunks(store_path)]
+    assert len(damage(store_path, *(key for key in keys if key.split("@")[3] in names))) == len(bad)
     tier = make_tier()
     assert tier.lookup(numbers, "one") == [True] * 8
     job = tier.submit_load(numbers, range(8), "one")
@@ -117,20 +103,3 @@ def test_stores_to_a_device_that_fails_are_failed_jobs(
     job = tier.submit_load(range(6), range(8, 14))
     assert tier.finished()[job].success
     assert all(tier.holds(range(6), range(8, 14)))
-
-
-@pytest.mark.root
-def test_a_shutdown_on_a_device_that_fails_comes_back(
-    device: FaultyDevice, tier_on_device: LoneTier
-) -> None:
-    tier = tier_on_device
-    device.fail("write")
-    for row in range(ROWS):
-        tier.submit_store([row], [row])
-    tier.close()
-    device.mend()
-    with LoneTier(make_config([kvring_tier(device.path, "all")])) as tier:
-        tier.store_all(range(ROWS))
-        job = tier.submit_load(range(ROWS), range(ROWS))
-        assert tier.finished()[job].success
-        assert all(tier.holds(range(ROWS), range(ROWS)))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvring._native import StoredChunks
-from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, disk_bytes, most_disk_bytes
+from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S
+from tests.support.disk_usage import disk_bytes, most_disk_bytes
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
@@ -114,21 +115,6 @@ def test_events_come_in_pieces(make_engine: MakeEngine, monkeypatch: pytest.Monk
     assert all(sum(len(event.keys) for event in step) <= 2 * 3 for step in steps)
     assert stored_by([event for step in steps for event in step]) == {*range(8), 100}
     assert {number_of(key) for key in steps[-1][-1].keys} == {100}
-
-
-def test_without_events_nothing_is_told(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    engine.put(FEW)
-    assert engine.events() == []
-
-
-def test_what_is_stored_again_is_told_once(make_engine: MakeEngine) -> None:
-    engine = make_engine(events=True)
-    for _ in range(3):
-        engine.put(FEW)
-        engine.evict()
-    told = [number_of(key) for event in engine.events() for key in event.keys]
-    assert sorted(number for number in told if number in FEW) == list(FEW)
 
 
 def test_all_figures_are_defined(make_engine: MakeEngine, store_path: Path) -> None:

@@ -5,7 +5,6 @@ import random
 import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,12 +74,7 @@ class Node:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.adapter.close()
 
@@ -111,6 +105,12 @@ class Node:
         for one in objects:
             one.raw_data.fill_(0xEE)
         return bool(results[task].is_successful())
+
+    def share(self, version: int = 0) -> None:
+        """Store the chunks of NUMBERS, and wait until they are in the shared tier."""
+        before: int = self.tier["stores"]
+        assert self.store(NUMBERS, version)
+        stored_in(self, before + len(NUMBERS))
 
     def lookup(self, numbers: Sequence[int]) -> list[bool]:
         """Look chunks up, and lock those that are there."""

@@ -19,7 +19,6 @@ from tests.support.adapter_spec import AdapterSpec, adapter_spec
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 import torch
-from lmcache.v1.distributed import api
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
@@ -40,7 +39,6 @@ pytestmark = pytest.mark.lmcache
 CHUNK_BYTES = 522_240
 BLOCK_BYTES = 4096
 MIB = 1 << 20
-DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -88,16 +86,6 @@ def test_chunks_come_back_and_lmcache_hears_of_them(driver: AdapterDriver) -> No
     assert driver.lookup(keys) == [True] * 2 + [False] * (len(sizes) - 2)
 
 
-def test_usage_is_by_salt(driver: AdapterDriver) -> None:
-    content = random_bytes(CHUNK_BYTES, 1)
-    for keys in (some(2), some(3, salt="tenant"), some(1, model="other/model", salt="tenant")):
-        assert driver.store(keys, [content] * len(keys))
-    usage = driver.adapter.get_usage()
-    one = allocated([CHUNK_BYTES])
-    assert dict(usage.bytes_by_cache_salt) == {"": 2 * one, "tenant": 4 * one}
-    assert (usage.total_bytes_used, usage.total_capacity_bytes) == (6 * one, 4 << 30)
-
-
 @pytest.mark.parametrize("kind", ["plugin", "native_plugin"])
 def test_an_engine_sees_no_chunk_of_another_identity(data_directory: Path, kind: str) -> None:
     keys, content = some(3), random_bytes(CHUNK_BYTES, 1)
@@ -120,23 +108,6 @@ def test_an_engine_sees_no_chunk_of_another_identity(data_directory: Path, kind:
     assert engine.adapter.list_l2_keys().entries == ()
     assert engine.used_bytes() == 0
     engine.close()
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [("plugin", "native_plugin"), ("native_plugin", "plugin")]
-)
-def test_either_adapter_reads_what_the_other_stored(
-    data_directory: Path, first: str, second: str
-) -> None:
-    keys = [*some(3), make_key(7, model="m/" * 100 + "ünïcode", salt="s" * 128)]
-    contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
-    for name, stores in ((first, True), (second, False)):
-        driver = AdapterDriver(adapter_spec(name, data_directory / "store"))
-        try:
-            assert not stores or driver.store(keys, contents)
-            assert driver.load_bytes(keys, [CHUNK_BYTES] * 4) == contents
-        finally:
-            driver.close()
 
 
 def test_what_is_stored_before_is_on_the_books(spec: AdapterSpec, driver: AdapterDriver) -> None:
@@ -187,16 +158,6 @@ def test_evictions_of_its_own_are_told(make_spec: Callable[..., AdapterSpec]) ->
         driver.close()
 
 
-def test_expiry_is_told(make_spec: Callable[..., AdapterSpec]) -> None:
-    driver = AdapterDriver(make_spec(ttl=1, lease_s=0))
-    try:
-        assert driver.store(some(3), [b"content"] * 3)
-        until("the expiry", lambda: len(driver.listener.deleted) == 3)
-        assert driver.used_bytes() == 0
-    finally:
-        driver.close()
-
-
 def test_a_delete_leaves_what_a_lookup_has_locked(driver: AdapterDriver) -> None:
     keys = some(4)
     contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]
@@ -239,13 +200,6 @@ def test_what_a_lookup_locks_beside_a_delete_is_stored(driver: AdapterDriver) ->
         adapter.submit_unlock(found)
     assert hits > 0
     assert adapter.report_status()["locked_keys"] == 0
-
-
-def test_a_delete_of_what_is_not_there_is_told(driver: AdapterDriver) -> None:
-    """LMCache may think that it is."""
-    driver.adapter.delete(some(3))
-    assert driver.listener.deleted == some(3)
-    assert driver.used_bytes() == 0
 
 
 def test_keys_are_listed_by_pages(driver: AdapterDriver) -> None:
@@ -297,21 +251,6 @@ def test_status(driver: AdapterDriver) -> None:
     assert driver.adapter.report_status()["keys"] == 4
 
 
-def test_a_chunk_that_is_too_long_shows_in_the_status(
-    make_spec: Callable[..., AdapterSpec],
-) -> None:
-    driver = AdapterDriver(make_spec("64MiB"))
-    try:
-        assert not driver.store(some(1), [bytes(80 * MIB)])
-        status = driver.adapter.report_status()
-        assert not status["is_healthy"]
-        assert "the last store failed" in status["problems"][0]
-        assert driver.store(some(1), [b"content"])
-        assert driver.adapter.report_status()["is_healthy"]
-    finally:
-        driver.close()
-
-
 @pytest.fixture
 def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """Have a handler of the application raise at every warning, and list what reaches no caller."""
@@ -352,16 +291,6 @@ def test_options_that_do_not_fit_are_refused(data_directory: Path) -> None:
     with pytest.raises(kvring.ConfigError, match="capacity_gb"):
         AdapterDriver(adapter_spec("plugin", data_directory / "store", capacity_gb=3))
     assert "lease_s" in KvringL2AdapterConfig.help()
-
-
-def test_events_have_descriptors_of_their_own(driver: AdapterDriver) -> None:
-    adapter = driver.adapter
-    descriptors = {
-        adapter.get_store_event_fd(),
-        adapter.get_lookup_and_lock_event_fd(),
-        adapter.get_load_event_fd(),
-    }
-    assert len(descriptors) == 3
 
 
 def test_bytes_that_python_holds_are_stored(driver: AdapterDriver) -> None:
@@ -414,23 +343,6 @@ def test_l1_memory_is_registered(
         finally:
             adapter.close()
         assert adapter.report_status()["registered_bytes"] == 0
-
-
-def test_a_delete_from_elsewhere_is_told(driver: AdapterDriver) -> None:
-    assert driver.store(some(2), [b"content"] * 2)
-    store: kvring.Connector = driver.adapter._store
-    assert store.purge("test/model")["keys"] == 2
-    until("the news", lambda: set(driver.listener.deleted) == set(some(2)))
-
-
-def test_late_loads_are_misses(make_spec: Callable[..., AdapterSpec]) -> None:
-    driver = AdapterDriver(make_spec(load_deadline_ms=10_000))
-    try:
-        assert driver.store(some(2), [b"content"] * 2)
-        assert driver.load_bytes(some(2), [7, 7]) == [b"content"] * 2
-        assert driver.adapter.report_status()["late_loads"] == 0
-    finally:
-        driver.close()
 
 
 @pytest.mark.parametrize("fails_at", ["stored", "deleted"])
@@ -487,11 +399,3 @@ def test_health_follows_the_device(tmp_path: Path) -> None:
                 until("the health", works_again)
         finally:
             driver.close()
-
-
-def test_memory_is_on_this_host(driver: AdapterDriver) -> None:
-    tags = driver.adapter.get_memory_tags()
-    if not hasattr(api, "MemoryTags"):
-        assert tags is None
-        return
-    assert tags == api.MemoryTags(api.MemorySegment.STORAGE, api.MemoryResidency.LOCAL)

@@ -30,8 +30,7 @@ MIB = 1 << 20
 CHUNK_BYTES = MIB
 LAYOUT = MemoryLayoutDesc(shapes=[torch.Size([CHUNK_BYTES])], dtypes=[torch.uint8])
 L1_BYTES = 256 * MIB
-DEADLINE_S = 60.0
-OPERATION_COUNT = 100_000
+OPERATION_COUNT = 40_000
 BATCH_KEYS = 100
 KEY_COUNT = 20_000
 SMALL_CHUNK_BYTES = 16 << 10
@@ -150,7 +149,7 @@ def stored_in(adapter: Any) -> set[ObjectKey]:
             return keys
 
 
-def test_a_hundred_thousand_operations_leave_no_ghost(
+def test_many_operations_leave_no_ghost(
     make_spec: Callable[..., AdapterSpec],
 ) -> None:
     """Stores, lookups, loads, both evictions and expiry: LMCache's books are kvring's."""
@@ -179,7 +178,7 @@ def test_a_hundred_thousand_operations_leave_no_ghost(
                         assert bool((tensor == number % 251).all())
             session.manager.delete_l1_keys(keys)
         stats = adapter._store.stats()
-        assert hits > 1000
+        assert hits > 400
         assert stats["evicted"] > 1000
         assert stats["deleted"] > 1000
         until("the books", lambda: set(order_of(session)) == stored_in(adapter))

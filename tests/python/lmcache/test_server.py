@@ -22,6 +22,7 @@ from tests.support.deployment import (
     fresh_run_problems,
     restart_problems,
 )
+from tests.support.two_nodes import stores_in
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
@@ -32,11 +33,11 @@ CHUNK_COUNT = REQUEST_COUNT * CHUNKS_PER_REQUEST
 
 
 @pytest.fixture
-def spec(data_directory: Path, adapter_name: str) -> AdapterSpec:
+def spec(data_directory: Path) -> AdapterSpec:
     """The JSON that `kvring config` prints, as whoever has no Rust runs it."""
     command = [sys.executable, "-m", "kvring", "config", str(data_directory / "store"), "4GiB"]
     printed = subprocess.run(
-        [*command, "--type", adapter_name, "--json"],
+        [*command, "--json"],
         env={"PATH": "/usr/bin:/bin"},
         check=True,
         capture_output=True,
@@ -61,12 +62,16 @@ def make_server(tmp_path: Path, spec: AdapterSpec) -> Iterator[Callable[[], Cach
             print(f"--- {log.name}\n{log.read_text(errors='replace')}")
 
 
-@pytest.mark.parametrize("adapter_name", ["plugin", "native_plugin"])
-def test_everything_is_found_again_after_a_kill(make_server: Callable[[], CacheServer]) -> None:
+def test_everything_is_found_again_after_a_kill(
+    make_server: Callable[[], CacheServer], tmp_path: Path
+) -> None:
+    """Also `/status`, `/cache/objects`, its metrics and its log tell of it."""
     with make_server() as server:
         first = server.run_client(REQUEST_COUNT, FIRST_CLIENT_BLOCKS)
         assert fresh_run_problems(first, REQUEST_COUNT) == []
         server.wait_for_metric(STORED_CHUNKS_METRIC, CHUNK_COUNT)
+        used = server.metric("lmcache_mp_l2_usage_bytes")
+        assert_tells_of_its_chunks(server)
         server.kill()
     with make_server() as server:
         later = server.run_client(REQUEST_COUNT, LATER_CLIENT_BLOCKS)
@@ -74,10 +79,21 @@ def test_everything_is_found_again_after_a_kill(make_server: Callable[[], CacheS
         # The hits came from L2, for the server's own memory was empty.
         server.wait_for_metric(LOADED_CHUNKS_METRIC, CHUNK_COUNT)
         assert server.metric(STORED_CHUNKS_METRIC) == 0
+        assert server.metric("lmcache_mp_l2_usage_bytes") == used > 0
+        assert_tells_of_its_chunks(server)
         # kvring's own, on the same page.
         assert server.metric("kvring_chunks") == CHUNK_COUNT
         assert server.metric("kvring_loads_total") >= CHUNK_COUNT
         server.stop()
+    assert "INFO kvring: " in (tmp_path / "server-1.log").read_text()
+
+
+def assert_tells_of_its_chunks(server: CacheServer) -> None:
+    (status,) = stores_in(json.loads(server.fetch("/status")))
+    assert status["is_healthy"], status
+    assert status["keys"] == CHUNK_COUNT
+    listed = server.fetch("/cache/objects?tier=l2")
+    assert listed.count('"chunk_hash_hex"') == CHUNK_COUNT, listed
 
 
 def test_vllm_is_told_where_the_server_listens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,7 @@ from tests.python.lmcache.shared_tiers import (
     CHUNK_BYTES,
     NONE,
     NUMBERS,
-    PATIENT,
     MakeNode,
-    Node,
     content_of,
     keys_of,
     memory_object,
@@ -47,8 +45,7 @@ def test_what_one_node_stored_is_there_for_another_and_then_its_own(
     directory = {"type": kind, "base_path": str(tmp_path / "shared")}
     options = {} if kind == "resp" else {"shared_tier": directory}
     first, second = make_node("first", **options), make_node("second", **options)
-    assert first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     assert second.adapter.report_status()["keys"] == 0
     assert second.fetch(NUMBERS) == ALL
     until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
@@ -62,8 +59,7 @@ def test_what_one_node_stored_is_there_for_another_and_then_its_own(
 
 def test_what_admission_refuses_is_not_promoted(make_node: MakeNode) -> None:
     first, second = make_node("first"), make_node("second", admit="second_use")
-    assert first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     for count in (0, len(NUMBERS)):
         assert second.fetch(NUMBERS) == ALL
         until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
@@ -72,8 +68,7 @@ def test_what_admission_refuses_is_not_promoted(make_node: MakeNode) -> None:
 
 def test_a_chain_that_begins_here_goes_on_there(make_node: MakeNode) -> None:
     first, second = make_node("first"), make_node("second")
-    assert first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     assert second.store(NUMBERS[:5])
     assert second.fetch([*NUMBERS, 99]) == [*ALL, False]
     assert second.tier["found"] == len(NUMBERS) - 5
@@ -81,32 +76,15 @@ def test_a_chain_that_begins_here_goes_on_there(make_node: MakeNode) -> None:
 
 def test_an_identity_finds_its_own_and_no_other(make_node: MakeNode) -> None:
     first = make_node("first", identity="fp8")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     assert make_node("like it", identity="fp8").fetch(NUMBERS) == ALL
     assert make_node("another", identity="bf16").fetch(NUMBERS) == NONE
     assert make_node("without", identity="none").fetch(NUMBERS) == NONE
 
 
-def test_what_was_promoted_outlives_the_shared_tier_and_a_restart(
-    make_node: MakeNode, redis: Redis, tmp_path: Path
-) -> None:
-    first, second = make_node("first"), make_node("second")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
-    assert second.fetch(NUMBERS) == ALL
-    until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
-    second.adapter.close()
-    redis.kill()
-    with Node(tmp_path / "second", redis.port, **PATIENT) as again:
-        assert again.fetch(NUMBERS) == ALL
-        assert not again.tier["is_answering"]
-
-
 def test_prometheus_is_told(make_node: MakeNode, redis: Redis, tmp_path: Path) -> None:
     node = make_node("one")
-    node.store(NUMBERS)
-    stored_in(node, len(NUMBERS))
+    node.share()
     assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
     labels = {"store": str(tmp_path / "one")}
 
@@ -133,8 +111,7 @@ def test_prometheus_is_told(make_node: MakeNode, redis: Redis, tmp_path: Path) -
 
 def test_locks_of_both_are_given_back(make_node: MakeNode) -> None:
     first, second = make_node("first"), make_node("second")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     for _ in range(3):
         assert second.lookup(NUMBERS) == ALL
         second.unlock(NUMBERS)
@@ -166,8 +143,7 @@ def test_what_came_here_since_its_lookup_is_loaded_from_here(
     make_node: MakeNode, redis: Redis
 ) -> None:
     first, second = make_node("first"), make_node("second")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     # A request that has only looked; then another that loads.
     assert second.lookup(NUMBERS) == ALL
     assert second.fetch(NUMBERS) == ALL
@@ -182,8 +158,7 @@ def test_what_came_here_since_its_lookup_is_loaded_from_here(
 
 def test_a_lookup_that_is_never_unlocked_costs_no_hit(make_node: MakeNode) -> None:
     node = make_node("one")
-    node.store(NUMBERS)
-    stored_in(node, len(NUMBERS))
+    node.share()
     assert node.lookup(NUMBERS) == ALL
     (namespace,) = node.adapter._store.usage()
     node.adapter._store.purge(namespace)

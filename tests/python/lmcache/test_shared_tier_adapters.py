@@ -1,6 +1,5 @@
 """What the adapters of LMCache below a shared tier do wrong, and what this process refuses."""
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -130,8 +129,7 @@ def test_a_load_that_is_never_answered_has_its_connection_made_anew(
     monkeypatch.setattr(MAKE, lambda config: forgetful(RedisClient(config), 2))
     monkeypatch.setattr("kvring.shared_tier.link._UNANSWERED_S", 1.0)
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     second = make_node("second", shared_load_deadline_ms=200)
     assert second.lookup(NUMBERS) == ALL
     assert second.load(NUMBERS) == NONE
@@ -159,8 +157,7 @@ def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
 ) -> None:
     """LMCache's `s3` goes on with what was under way when it is closed."""
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     monkeypatch.setattr(MAKE, lambda config: Other(forgetful(RedisClient(config), 2)))
     second = make_node("second")
     assert second.lookup(NUMBERS) == ALL
@@ -174,8 +171,7 @@ def test_memory_that_an_adapter_may_still_write_to_is_not_used_again(
     second.wait_answering()
     # They stay taken.
     assert second.tier["buffered_bytes"] == len(NUMBERS) * BUFFER_BYTES
-    assert first.store(NUMBERS, version=1)
-    stored_in(first, 2 * len(NUMBERS))
+    first.share(version=1)
     assert second.lookup(NUMBERS) == ALL
     for one in Forgetful.forgotten:
         one.raw_data.fill_(0xEE)
@@ -200,8 +196,7 @@ def test_what_an_adapter_has_not_written_to_the_end_is_a_miss(
 ) -> None:
     """LMCache's `s3` says that it has loaded a chunk whose object is shorter."""
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     if checksums == "optional":
         redis.ask("del", *redis.ask("keys", "test/model#crc64*"))
     monkeypatch.setattr(MAKE, lambda config: Short(RedisClient(config), 2))
@@ -219,8 +214,7 @@ def test_what_an_adapter_refuses_has_its_buffers_back(
         raise OSError("no")
 
     first, second = make_node("first"), make_node("second")
-    assert first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     assert second.lookup(NUMBERS) == ALL
     with monkeypatch.context() as patched:
         patched.setattr(ClientAdapter, "submit_load_task", refuse)
@@ -243,8 +237,7 @@ def test_an_adapter_that_blocks_costs_one_deadline_and_is_left_alone(
 ) -> None:
     may_go_on = threading.Event()
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     second = make_node("second", shared_lookup_deadline_ms=200, shared_load_deadline_ms=200)
     until("they are found", lambda: second.lookup(NUMBERS) == ALL)
     connection = second.adapter._tier._link.connection
@@ -271,24 +264,6 @@ def test_an_adapter_that_blocks_costs_one_deadline_and_is_left_alone(
     finally:
         may_go_on.set()
     until("all is given back", lambda: second.tier["buffered_bytes"] == 0)
-
-
-def test_a_handler_of_the_log_that_raises_ends_nothing(make_node: MakeNode, redis: Redis) -> None:
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            raise ValueError(record.getMessage())
-
-    broken = Broken()
-    node = make_node("one")
-    logging.getLogger("kvring").addHandler(broken)
-    try:
-        redis.kill()
-        assert node.store(NUMBERS)
-        node.wait_answering(is_answering=False)
-        redis.start()
-        node.wait_answering()
-    finally:
-        logging.getLogger("kvring").removeHandler(broken)
 
 
 def test_a_tier_that_cannot_begin_leaves_the_store_closed(

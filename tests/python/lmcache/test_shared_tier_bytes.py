@@ -15,7 +15,6 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
 
 from kvring.lmcache import KvringSharedL2AdapterConfig
-from kvring.shared_tier.clients import RedisClient
 from tests.python.conftest import HANG_DEADLINE_S, until
 from tests.python.lmcache.shared_tiers import (
     ALL,
@@ -149,15 +148,13 @@ def test_a_hit_has_the_bytes_of_its_key_and_the_next_store_repairs_it(
     make_node: MakeNode, spec: dict[str, Any], damage: str
 ) -> None:
     first, second = make_node("first", shared_tier=spec), make_node("second", shared_tier=spec)
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     DAMAGE[damage](Objects(spec))
     assert second.fetch(NUMBERS) == [number not in (1, 2) for number in NUMBERS]
     rest = len(NUMBERS) - 2
     until("the others are promoted", lambda: second.tier["promoted"] == rest)
     assert second.adapter.report_status()["keys"] == rest
-    first.store(NUMBERS)
-    stored_in(first, 2 * len(NUMBERS))
+    first.share()
     assert second.fetch(NUMBERS) == ALL
 
 
@@ -165,8 +162,7 @@ def test_what_does_not_fit_its_sidecar_is_counted_and_told(
     make_node: MakeNode, spec: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = make_node("first", shared_tier=spec), make_node("second", shared_tier=spec)
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     objects = Objects(spec)
     swapped(objects)
     del objects[3, True]
@@ -195,8 +191,7 @@ def test_lmcache_reads_what_kvring_stored(
     make_node: MakeNode, spec: dict[str, Any], plain: Any
 ) -> None:
     node = make_node("one", shared_tier=spec)
-    node.store(NUMBERS)
-    stored_in(node, len(NUMBERS))
+    node.share()
     objects = [memory_object(bytes(CHUNK_BYTES)) for _ in NUMBERS]
     task = plain.submit_load_task(keys_of(NUMBERS), objects)
     bitmaps: list[Any] = []
@@ -230,8 +225,7 @@ def test_what_lmcache_stored_is_a_miss_and_with_optional_checksums_a_hit(
     mixed = make_node("mixed", shared_tier=spec, shared_checksums="optional")
     assert mixed.fetch(NUMBERS) == ALL
     # What has a sidecar has to fit it there, too.
-    strict.store(NUMBERS)
-    stored_in(strict, len(NUMBERS))
+    strict.share()
     Objects(spec)[5, False] = _flip(content_of(5))
     last = make_node("last", shared_tier=spec, shared_checksums="optional")
     assert last.fetch(NUMBERS) == [number != 5 for number in NUMBERS]
@@ -293,8 +287,7 @@ def test_after_a_failover_stores_go_to_the_new_primary(
     make_node: MakeNode, redis: Redis, network: Network
 ) -> None:
     first = make_node("first", network.port)
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     with Redis() as promoted:
         promoted.ask("replicaof", "127.0.0.1", str(redis.port))
         until("it is a replica", lambda: "master_link_status:up" in promoted.ask("info"))
@@ -319,44 +312,6 @@ def test_after_a_failover_stores_go_to_the_new_primary(
         second = make_node("second", promoted.port)
         assert second.fetch(NUMBERS) == ALL
         until("the new one has it", lambda: second.fetch([number]) == [True])
-
-
-def test_a_connection_with_an_error_is_not_used_again(redis: Redis, network: Network) -> None:
-    spec = {
-        "path": "/x",
-        "capacity": "1GiB",
-        "shared_tier": {**redis.adapter, "port": network.port},
-    }
-    client = RedisClient(KvringSharedL2AdapterConfig.from_dict(spec).shared_options.adapter)
-    (key,) = keys_of([1])
-    client.write(key, memoryview(b"old"))
-    with Redis() as promoted:
-        redis.ask("replicaof", "127.0.0.1", "1")
-        network.to_port = promoted.port
-        assert client.has([key]) == [True]
-        with pytest.raises(redis_py.RedisError):
-            client.write(key, memoryview(b"new"))
-        client.write(key, memoryview(b"new"))
-        memory = memoryview(bytearray(3))
-        assert client.read(key, memory)
-        assert bytes(memory) == b"new"
-
-
-def test_a_read_only_redis_serves_what_it_has(make_node: MakeNode, redis: Redis) -> None:
-    first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
-    redis.ask("replicaof", "127.0.0.1", "1")
-    for number in range(100, 200):
-        first.store([number])
-    until("they are refused", lambda: first.tier["failed_stores"] > 0)
-    second = make_node("second")
-    assert second.fetch([*NUMBERS, 100]) == [*ALL, False]
-    assert second.tier["mismatches"] == 0
-    redis.ask("replicaof", "no", "one")
-    first.wait_answering()
-    first.store([300])
-    until("it stores again", lambda: first.tier["stores"] > len(NUMBERS))
 
 
 def test_a_wrong_password_is_told_by_name(

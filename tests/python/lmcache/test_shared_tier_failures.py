@@ -52,23 +52,11 @@ def test_a_shared_tier_that_was_killed_is_a_miss_and_comes_back(
     assert make_node("two").fetch(NUMBERS, version=1) == ALL
 
 
-def test_a_node_starts_without_its_shared_tier(redis: Redis, tmp_path: Path) -> None:
-    redis.kill()
-    with Node(tmp_path / "one", redis.port, **PATIENT) as node:
-        assert node.store(NUMBERS)
-        assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
-        redis.start()
-        node.wait_answering()
-        assert node.store([99])
-        stored_in(node, 1)
-
-
 def test_a_shared_tier_that_hangs_costs_one_deadline_and_then_nothing(
     make_node: MakeNode, redis: Redis
 ) -> None:
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     second = make_node("second", shared_lookup_deadline_ms=100)
     redis.stop()
     assert second.lookup(NUMBERS) == NONE
@@ -94,16 +82,14 @@ def test_a_connection_that_hangs_is_given_up_with_all_that_waits(
     assert node.tier["lost"] == 1
     redis.resume()
     node.wait_answering()
-    assert node.store(NUMBERS)
-    stored_in(node, len(NUMBERS))
+    node.share()
 
 
 def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     make_node: MakeNode, network: Network
 ) -> None:
     first = make_node("first")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     second = make_node("second", network.port, shared_load_deadline_ms=50)
     assert second.lookup(NUMBERS) == ALL
     network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
@@ -119,8 +105,7 @@ def test_a_chunk_that_goes_after_its_lookup_is_a_miss_at_once(
     make_node: MakeNode, redis: Redis
 ) -> None:
     first, second = make_node("first"), make_node("second")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
+    first.share()
     assert second.lookup(NUMBERS) == ALL
     redis.ask("del", redis.ask("keys", "test/model@*")[0])
     loaded = second.load(NUMBERS)
@@ -131,29 +116,13 @@ def test_a_chunk_that_goes_after_its_lookup_is_a_miss_at_once(
 
 def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Network) -> None:
     node = make_node("one", network.port)
-    node.store(NUMBERS)
-    stored_in(node, len(NUMBERS))
+    node.share()
     # From now on an answer takes longer than a hang.
     network.bytes_per_s = 0.1
     for _ in range(20):
         assert node.fetch(NUMBERS) == ALL
     assert node.store([77])
     assert node.fetch([77]) == [True]
-
-
-def test_a_chunk_of_another_length_is_a_miss_and_nothing_is_kept(
-    make_node: MakeNode, redis: Redis
-) -> None:
-    first, second = make_node("first"), make_node("second")
-    first.store(NUMBERS)
-    stored_in(first, len(NUMBERS))
-    for key in redis.ask("keys", "test/model*"):
-        redis.ask("set", key, "x" * 100)
-    fetched = second.fetch(NUMBERS)
-    assert not any(fetched), fetched
-    assert None not in fetched, "wrong bytes"
-    assert second.tier["promoted"] == 0
-    assert second.adapter.report_status()["keys"] == 0
 
 
 def test_it_is_killed_and_started_again_under_load(make_node: MakeNode, redis: Redis) -> None:

@@ -34,24 +34,28 @@ class Cell(NamedTuple):
         return "-".join(str(part) for part in self if part is not None)
 
 
+def _on_file_system(layout: str, engine: str, medium: str) -> Cell:
+    # Each engine on each file system has both lengths, one with each layout.
+    is_short = (layout == "extents") == ((engine == "io_uring") == (medium == "ext4"))
+    return Cell(layout, engine, medium, None if medium == "tmpfs" else 512 if is_short else 4096)
+
+
 # What runs in full in every `make test` has each value of each dimension in it.
+FULL = {
+    Cell("extents", "io_uring", "ext4", 512),
+    Cell("extents", "posix", "xfs", 512),
+    Cell("files", "posix", "tmpfs", None),
+    Cell("extents", "io_uring", "raw", 4096),
+}
 _CELLS = {
-    Cell("extents", "io_uring", "ext4", 512): Form.FULL,
-    Cell("extents", "io_uring", "xfs", 4096): Form.SHORT,
-    Cell("extents", "io_uring", "tmpfs", None): Form.SHORT,
-    Cell("extents", "posix", "ext4", 4096): Form.SHORT,
-    Cell("extents", "posix", "xfs", 512): Form.FULL,
-    Cell("extents", "posix", "tmpfs", None): Form.SHORT,
-    Cell("files", "io_uring", "ext4", 4096): Form.SHORT,
-    Cell("files", "io_uring", "xfs", 512): Form.SHORT,
-    Cell("files", "io_uring", "tmpfs", None): Form.SHORT,
-    Cell("files", "posix", "ext4", 512): Form.SHORT,
-    Cell("files", "posix", "xfs", 4096): Form.SHORT,
-    Cell("files", "posix", "tmpfs", None): Form.FULL,
-    Cell("extents", "io_uring", "raw", 512): Form.SHORT,
-    Cell("extents", "io_uring", "raw", 4096): Form.FULL,
-    Cell("extents", "posix", "raw", 512): Form.SHORT,
-    Cell("extents", "posix", "raw", 4096): Form.SHORT,
+    cell: Form.FULL if cell in FULL else Form.SHORT
+    for cell in (
+        *itertools.starmap(_on_file_system, itertools.product(LAYOUTS, ENGINES, FILE_SYSTEMS)),
+        # Layout `files` needs a file system.
+        *itertools.starmap(
+            Cell, itertools.product(["extents"], ENGINES, ["raw"], LOGICAL_BLOCKS_BYTES)
+        ),
+    )
 }
 
 # What KVRING_MATRIX asks for: all in full; some of them; a look at those some.
@@ -67,11 +71,3 @@ if CHOICE not in FORMS:
     raise ValueError(f"KVRING_MATRIX is one of {', '.join(FORMS)}, not {CHOICE!r}")
 CELLS = FORMS[CHOICE]
 RUNNING = [cell for cell, form in CELLS.items() if form is not Form.LEFT_OUT]
-
-
-def all_combinations() -> set[tuple[str, ...]]:
-    """Return what the cells must cover: layout, engine, medium, and the blocks of bare devices."""
-    directories = itertools.product(LAYOUTS, ENGINES, FILE_SYSTEMS)
-    # Layout `files` needs a file system.
-    devices = itertools.product(["extents"], ENGINES, ["raw"], map(str, LOGICAL_BLOCKS_BYTES))
-    return {*directories, *devices}

@@ -16,7 +16,6 @@ from tests.python.conftest import (
     MIB,
     Client,
     bare_loop_device,
-    most_disk_bytes,
 )
 from tests.python.matrix.cells import CELLS, RUNNING, Cell, Form
 from tests.support.block_devices import (
@@ -27,6 +26,7 @@ from tests.support.block_devices import (
     require,
     temporary_directory,
 )
+from tests.support.disk_usage import most_disk_bytes
 
 FILE_SYSTEM_BYTES = 1024 * MIB
 DEVICE_BYTES = 128 * MIB
@@ -170,11 +170,9 @@ def store(ground: tuple[Cell, Path]) -> Iterator[Store]:
 # Before tests are selected by their marks.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note the cell of each test, also of one that is skipped before it begins."""
+    """Mark what needs root: all but tmpfs."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         cell = callspec and callspec.params.get("ground")
-        if isinstance(cell, Cell):
-            item.user_properties.append(("cell", str(cell)))
-            if cell.medium != "tmpfs":
-                item.add_marker("root")
+        if isinstance(cell, Cell) and cell.medium != "tmpfs":
+            item.add_marker("root")

@@ -3,10 +3,9 @@
 import random
 from typing import Any
 
-import pytest
-
-from tests.python.conftest import MIB, Client, disk_bytes, make_key, pattern
+from tests.python.conftest import MIB, Client, make_key, pattern
 from tests.python.matrix.conftest import CAPACITY_BYTES, Store
+from tests.support.disk_usage import disk_bytes
 
 SIZES_BYTES = (1, 4096, 70_001, 522_240, MIB, 3 * MIB)
 CONTENT = pattern(4 * MIB, 1)
@@ -41,12 +40,11 @@ def assert_held_chunks_are_whole(client: Client, stored: dict[str, bytes]) -> in
     return sum(len(found or b"") for found in loaded.values())
 
 
-@pytest.mark.parametrize("eviction", ["lfu", "s3fifo"])
-def test_what_a_full_store_takes_stays_within_the_capacity(store: Store, eviction: str) -> None:
+def test_what_a_full_store_takes_stays_within_the_capacity(store: Store) -> None:
     """Several times what fits goes in, in two lives."""
     stored: dict[str, bytes] = {}
     turns = 4 if store.is_full else 2
-    options: dict[str, Any] = {"eviction": eviction, "lease_s": 0}
+    options: dict[str, Any] = {"lease_s": 0}
     if store.is_device:
         # What it was full of before stays to be seen.
         options["discard"] = "never"

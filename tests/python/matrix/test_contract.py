@@ -91,6 +91,7 @@ def test_operations_on_a_key_keep_their_order(store: Store) -> None:
         either.append((connector.submit_batch_get([key], [memory]), memory))
         load(key, new, is_held=True)
         waits.append((connector.submit_batch_delete([key]), [True]))
+        load(key, new, is_held=False)
         waits.append((connector.submit_batch_exists([key]), [False]))
         waits.append((connector.submit_batch_set([key], [old]), [True]))
         load(key, old, is_held=True)

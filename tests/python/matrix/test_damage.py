@@ -160,7 +160,7 @@ def test_an_index_that_is_cut_short_costs_what_is_behind(store: Store) -> None:
     assert_lost_only(store.open(), set())
 
 
-@pytest.mark.parametrize("damage", ["flipped", "overwritten", "missing"])
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_store_without_its_header_starts_anew(store: Store, damage: str) -> None:
     make_store(store)
     file, start = store.index()
@@ -169,7 +169,7 @@ def test_a_store_without_its_header_starts_anew(store: Store, damage: str) -> No
     elif damage == "missing" and not store.is_device:
         file.unlink()
     else:
-        write(file, start, bytes(4096) if damage == "missing" else pattern(4096, 5))
+        write(file, start, bytes(4096))
     client = store.open()
     assert client.connector.recovery["reset"] is not None
     assert client.stat("keys") == 0

@@ -70,7 +70,7 @@ def work_until_killed(path: str, cell: Cell, durability: str) -> None:
 def test_a_killed_process_loses_nothing_that_was_answered(
     store: Store, start_child: Callable[..., subprocess.Popen[str]], durability: str
 ) -> None:
-    for life in range(4 if store.is_full else 2):
+    for life in range(2 if store.is_full else 1):
         # In a process of its own, with chunks under way when it is killed.
         child = start_child(work_until_killed, str(store.path), tuple(store.cell), durability)
         with pytest.raises(kvring.InUseError, match=f"process {child.pid} on host"):

@@ -91,15 +91,6 @@ def test_a_key_without_one_of_its_parts_is_a_miss(owner: Owner, reader: Reader) 
     assert load(reader, KEYS[:8], lengths) == expected
 
 
-def test_a_key_that_is_named_twice_comes_twice(owner: Owner, open_reader: Any) -> None:
-    owner.put(KEYS[:2], [SEGMENT_BYTES])
-    reader = open_reader()
-    # Two pieces with the same content, one after the other.
-    for _ in range(2 * SEGMENTS):
-        assert load(reader, [KEYS[0]] * 3, [SEGMENT_BYTES]) == [True] * 3
-        assert load(reader, [KEYS[1], *KEYS[:2]], [SEGMENT_BYTES]) == [True] * 3
-
-
 def test_many_keys_are_asked_for_at_once(owner: Owner, reader: Reader) -> None:
     keys = [f"{number:064x}" for number in range(6000)]
     owner.put(keys[:50], [1])
@@ -150,16 +141,6 @@ def test_what_was_loaded_last_stays_longest(
     assert owner.reads() == before
     assert load(reader, [KEYS[0]], [1000]) == [True]
     assert owner.reads() == before + 1000
-
-
-def test_keys_that_are_stored_anew_are_the_new_ones(
-    owner: Owner, open_reader: Callable[[], Reader]
-) -> None:
-    readers = [open_reader() for _ in range(2)]
-    for version in range(6):
-        owner.put(KEYS[:6], [7000], version)
-        for reader in readers:
-            assert load(reader, KEYS[:6], [7000], version) == [True] * 6
 
 
 def test_two_that_ask_at_the_same_time_get_the_same_read(
@@ -267,3 +248,12 @@ def test_a_reader_that_was_hung_up_on_while_it_copied_has_a_miss(
     monkeypatch.setattr(_Link, "copy", copy_too_late)
     assert load(reader, KEYS[:1], [SEGMENT_BYTES]) == [False]
     until("it is back", lambda: load(reader, KEYS[:1], [SEGMENT_BYTES]) == [True])
+
+
+def test_a_key_that_is_named_twice_comes_twice(owner: Owner, open_reader: Any) -> None:
+    owner.put(KEYS[:2], [SEGMENT_BYTES])
+    reader = open_reader()
+    # Two pieces with the same content, one after the other.
+    for _ in range(2 * SEGMENTS):
+        assert load(reader, [KEYS[0]] * 3, [SEGMENT_BYTES]) == [True] * 3
+        assert load(reader, [KEYS[1], *KEYS[:2]], [SEGMENT_BYTES]) == [True] * 3

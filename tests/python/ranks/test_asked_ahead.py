@@ -1,6 +1,5 @@
 """Pieces that a reader asks for before it has copied those before them."""
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
 
 from kvring.ranks import Reader
 from kvring.ranks.reader import _Link
-from tests.python.conftest import HANG_DEADLINE_S, until
+from tests.python.conftest import until
 from tests.python.ranks.owners import (
     FEW_SEGMENTS,
     KEYS,
@@ -137,30 +136,6 @@ def test_pieces_that_come_in_another_order_are_in_their_places(
         assert bounded(lambda: load(reader, keys, [SEGMENT_BYTES])) == [True, False, True]
     expected = [(keys[0], True), (keys[1], False), (keys[2], True), (keys[1], True)]
     assert begun == expected
-
-
-def test_readers_with_one_segment_left_get_all_their_pieces(
-    owner: Owner, open_reader: Callable[[], Reader], store_directory: Path
-) -> None:
-    """Who waits for a segment has none; else they would wait for each other."""
-    owner.put(KEYS, [SEGMENT_BYTES])
-    others, own = KEYS[: SEGMENTS - 1], (KEYS[SEGMENTS:12], KEYS[12:], KEYS[SEGMENTS:])
-    readers = [open_reader() for _ in own]
-    together = threading.Barrier(len(own))
-
-    def read(number: int) -> Callable[[], None]:
-        def work() -> None:
-            together.wait(HANG_DEADLINE_S)
-            found = load(readers[number], own[number], [SEGMENT_BYTES])
-            assert found == [True] * len(own[number])
-
-        return work
-
-    with (
-        holding(store_directory, others, [SEGMENT_BYTES]),
-        at_the_same_time(*map(read, range(len(own)))),
-    ):
-        pass
 
 
 def test_who_hangs_up_while_loads_go_on_leaves_their_segments_free(

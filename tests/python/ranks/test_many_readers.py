@@ -25,27 +25,6 @@ from tests.python.ranks.readers import at_the_same_time, bounded, holding, load
 
 
 @FEW_SEGMENTS
-def test_more_readers_than_segments_all_get_theirs(
-    owner: Owner, open_reader: Callable[[], Reader]
-) -> None:
-    owner.put(KEYS, [SEGMENT_BYTES])
-    readers = [open_reader() for _ in range(4 * SEGMENTS)]
-
-    def read(number: int) -> Callable[[], None]:
-        choose = random.Random(number)
-
-        def work() -> None:
-            for _ in range(15):
-                key = choose.choice(KEYS)
-                assert load(readers[number], [key], [SEGMENT_BYTES]) == [True]
-
-        return work
-
-    with at_the_same_time(*map(read, range(len(readers)))):
-        pass
-
-
-@FEW_SEGMENTS
 def test_more_readers_than_segments_with_several_pieces_each_get_all(
     owner: Owner, open_reader: Callable[[], Reader]
 ) -> None:

@@ -136,18 +136,6 @@ def test_an_owner_that_is_stopped_is_a_miss_and_its_late_answers_harm_nothing(
 
 
 @FEW_SEGMENTS
-def test_an_owner_that_serves_no_readers_is_a_miss(store_directory: Path, reader: Reader) -> None:
-    store = EngineStore("the test", {"path": str(store_directory), "capacity": CAPACITY_BYTES})
-    assert load(reader, KEYS[:1], [1000]) == [False]
-    server = ReadServer(store)
-    owner = object.__new__(Owner)
-    owner.store, owner.server = store, server
-    owner.put(KEYS[:1], [1000])
-    until("it serves", lambda: load(reader, KEYS[:1], [1000]) == [True])
-    owner.close()
-
-
-@FEW_SEGMENTS
 def test_a_reader_that_was_closed_reads_nothing(owner: Owner, reader: Reader) -> None:
     owner.put(KEYS[:2], [1000])
     assert load(reader, KEYS[:2], [1000]) == [True, True]
@@ -207,3 +195,15 @@ def test_a_reader_that_is_closed_in_the_midst_of_loads(
             reader.close()
     until("all are free", lambda: not owner.in_use())
     until("all threads end", lambda: reading_threads() == [])
+
+
+@FEW_SEGMENTS
+def test_an_owner_that_serves_no_readers_is_a_miss(store_directory: Path, reader: Reader) -> None:
+    store = EngineStore("the test", {"path": str(store_directory), "capacity": CAPACITY_BYTES})
+    assert load(reader, KEYS[:1], [1000]) == [False]
+    server = ReadServer(store)
+    owner = object.__new__(Owner)
+    owner.store, owner.server = store, server
+    owner.put(KEYS[:1], [1000])
+    until("it serves", lambda: load(reader, KEYS[:1], [1000]) == [True])
+    owner.close()
