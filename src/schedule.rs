@@ -17,7 +17,8 @@ mod waiting;
 
 use std::time::{Duration, Instant};
 
-use waiting::{Queue, Waiting};
+pub(crate) use waiting::Queue;
+use waiting::Waiting;
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +38,8 @@ pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 /// together. They get a turn after so many pieces of promoted SETs.
 const LOADS_PER_DUE_SET: u64 = 7;
 
-/// Bounds of what is in the device at a time. Whatever they say, one piece of a class goes if none of it is in flight.
+/// Bounds of what is in the device at a time, with what others have there. Whatever they say, one piece of a class goes if no other
+/// piece of this scheduler is in flight: its end is what the next one waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most pieces of one class in flight: SETs leave GETs their room.
@@ -109,16 +111,36 @@ impl Line {
     }
 }
 
-#[derive(Clone, Copy, Default)]
-struct InFlight {
-    pieces: usize,
-    bytes: u64,
+/// What the device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InFlight {
+    /// Transfers.
+    pub pieces: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+impl InFlight {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { pieces: self.pieces + other.pieces, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// What others do with the same device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Elsewhere {
+    /// Whether GETs wait there, or are in flight.
+    pub are_loads_present: bool,
+    /// Of GETs.
+    pub loads: InFlight,
+    /// Of SETs.
+    pub sets: InFlight,
 }
 
 /// Operations that wait for the device.
 pub struct Scheduler {
     limits: Limits,
-    queues: [Queue; 4],
+    queues: [Queue<Waiting>; 4],
     /// Of each of these.
     in_flight: [InFlight; 4],
     /// Pieces of promoted SETs since the last one of another SET.
@@ -153,11 +175,6 @@ impl Scheduler {
             holds_sets: false,
             late_until: 0,
         }
-    }
-
-    /// Takes these from here on. What is in flight beyond them ends first.
-    pub fn set_limits(&mut self, limits: Limits) {
-        self.limits = limits;
     }
 
     /// Gives no grants to SETs, or gives them again.
@@ -207,12 +224,11 @@ impl Scheduler {
         queue.take(ticket.number)
     }
 
-    /// The next piece that may start now. `loads_elsewhere`: whether others load from the same device. Each grant
-    /// is to be returned by [`Self::finish`].
-    pub fn next_grant(&mut self, now: Instant, loads_elsewhere: bool) -> Option<Grant> {
-        let budget = self.set_budget(now, loads_elsewhere);
+    /// The next piece that may start now. Each grant is to be returned by [`Self::finish`].
+    pub fn next_grant(&mut self, now: Instant, elsewhere: &Elsewhere) -> Option<Grant> {
+        let budget = self.set_budget(now, elsewhere.are_loads_present);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let line = self.next_line(budget, is_due)?;
+        let line = self.next_line(budget, is_due, elsewhere)?;
         let (class, length_bytes) = (line.class(), self.next_length(line)?);
         let queue = &mut self.queues[line as usize];
         let front = queue.front_mut()?;
@@ -234,15 +250,17 @@ impl Scheduler {
     }
 
     /// The queue whose front may start its next piece.
-    fn next_line(&self, budget: SetBudget, is_due: bool) -> Option<Line> {
+    fn next_line(&self, budget: SetBudget, is_due: bool, elsewhere: &Elsewhere) -> Option<Line> {
         let within_budget = |line: Line| {
             self.next_length(line).is_some_and(|length_bytes| {
                 line.class() != Class::Set
-                    || !self.holds_sets && self.set_fits(line, length_bytes, budget, is_due)
+                    || !self.holds_sets
+                        && self.set_fits((line, length_bytes), budget, is_due, elsewhere)
             })
         };
-        let device_fits =
-            |line: Line| self.next_length(line).is_some_and(|bytes| self.device_fits(line, bytes));
+        let device_fits = |line: Line| {
+            self.next_length(line).is_some_and(|bytes| self.device_fits((line, bytes), elsewhere))
+        };
         let can_go = |line: &Line| within_budget(*line) && device_fits(*line);
         // Both want the room that the device has for SETs. The one whose turn it is may need more of it than there is yet:
         // the other one leaves it that.
@@ -263,20 +281,29 @@ impl Scheduler {
     }
 
     fn in_flight_of(&self, lines: &[Line]) -> InFlight {
-        lines.iter().fold(InFlight::default(), |sum, line| {
-            let InFlight { pieces, bytes } = self.in_flight[*line as usize];
-            InFlight { pieces: sum.pieces + pieces, bytes: sum.bytes + bytes }
-        })
+        lines.iter().fold(InFlight::default(), |sum, line| sum.plus(self.in_flight[*line as usize]))
+    }
+
+    /// What is in flight of GETs, and of SETs.
+    pub(crate) fn in_flight(&self) -> [InFlight; 2] {
+        [&[Line::Get][..], &[Line::Promoted, Line::Set]].map(|lines| self.in_flight_of(lines))
+    }
+
+    /// Whether nothing waits for a grant in this line.
+    pub(crate) fn is_line_empty(&self, line: Line) -> bool {
+        self.queues[line as usize].is_empty()
     }
 
     /// Whether the device takes a piece beside what it has of the same class.
-    fn device_fits(&self, line: Line, length_bytes: u64) -> bool {
-        let in_flight = match line {
-            Line::Promoted | Line::Set => self.in_flight_of(&[Line::Promoted, Line::Set]),
-            Line::Get | Line::Delete => self.in_flight_of(&[line]),
+    fn device_fits(&self, (line, length_bytes): (Line, u64), elsewhere: &Elsewhere) -> bool {
+        let [loads, sets] = self.in_flight();
+        let (own, others) = match line {
+            Line::Promoted | Line::Set => (sets, elsewhere.sets),
+            Line::Get => (loads, elsewhere.loads),
+            Line::Delete => return true,
         };
-        in_flight.pieces == 0
-            || length_bytes == 0
+        let in_flight = own.plus(others);
+        own.pieces == 0
             || in_flight.pieces < self.limits.queue_depth
                 && in_flight.bytes + length_bytes <= self.limits.max_in_flight_bytes
     }
@@ -304,18 +331,25 @@ impl Scheduler {
     }
 
     /// Whether the next piece of a SET is within the budget of its kind: promoted, due, or any.
-    fn set_fits(&self, line: Line, length_bytes: u64, budget: SetBudget, is_due: bool) -> bool {
+    fn set_fits(
+        &self,
+        (line, length_bytes): (Line, u64),
+        budget: SetBudget,
+        is_due: bool,
+        elsewhere: &Elsewhere,
+    ) -> bool {
         let own = self.in_flight[line as usize];
-        let (in_flight, goes_alone, budget_bytes) = if line == Line::Promoted {
-            (own, true, self.limits.set_in_flight_between_loads_bytes)
+        let (in_flight, goes_alone, budget_bytes, others) = if line == Line::Promoted {
+            (own, true, self.limits.set_in_flight_between_loads_bytes, 0)
         } else if is_due {
-            let loads = self.in_flight_of(&[Line::Promoted, Line::Get]);
-            (own, true, budget.bytes.max(loads.bytes / LOADS_PER_DUE_SET))
+            let loads = self.in_flight_of(&[Line::Promoted, Line::Get]).plus(elsewhere.loads);
+            (own, true, budget.bytes.max(loads.bytes / LOADS_PER_DUE_SET), 0)
         } else {
             let sets = self.in_flight_of(&[Line::Promoted, Line::Set]);
-            (sets, budget.lets_one_go, budget.bytes)
+            (sets, budget.lets_one_go, budget.bytes, elsewhere.sets.bytes)
         };
-        goes_alone && in_flight.pieces == 0 || in_flight.bytes + length_bytes <= budget_bytes
+        goes_alone && in_flight.pieces == 0
+            || in_flight.bytes + others + length_bytes <= budget_bytes
     }
 
     /// When the first SET in the queue goes ahead of loads, if that is still to come at `now`, when the last grant was asked for.
@@ -367,28 +401,6 @@ impl Scheduler {
     /// GETs that wait, and pieces of them in flight.
     pub fn loads(&self) -> usize {
         self.queues[Line::Get as usize].waiting.len() + self.in_flight[Line::Get as usize].pieces
-    }
-
-    /// The class of which more waits than goes into the device, while it has a third of its bytes there or more: other bounds of its
-    /// bytes may move more of it, or less. SETs that wait for loads, or for space, are not held back by that.
-    pub(crate) fn held_back(&self, now: Instant) -> Option<Class> {
-        let is_full = |line: Line, lines: &[Line], most_bytes: u64| {
-            let InFlight { pieces, bytes } = self.in_flight_of(lines);
-            self.next_length(line).is_some_and(|length_bytes| {
-                (pieces >= self.limits.queue_depth || bytes + length_bytes > most_bytes)
-                    && 3 * bytes >= most_bytes
-            })
-        };
-        let (bytes, set_bytes) = (self.limits.max_in_flight_bytes, self.limits.set_in_flight_bytes);
-        if is_full(Line::Get, &[Line::Get], bytes) {
-            return Some(Class::Get);
-        }
-        let are_loads_expected =
-            self.loads() > 0 || self.last_load.is_some_and(|last| now - last < LOADS_RECUR_WITHIN);
-        let are_sets_held_back = !self.holds_sets
-            && !are_loads_expected
-            && is_full(Line::Set, &[Line::Promoted, Line::Set], bytes.min(set_bytes));
-        are_sets_held_back.then_some(Class::Set)
     }
 
     /// Whether a SET waits for a grant.

@@ -53,7 +53,6 @@ counters! {
     read_bytes,
     written_bytes,
     bounced_bytes,
-    checksums_stolen_bytes,
     checksum_mismatch,
     verified_after_crash,
     read_errors,

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::time::ClockId;
 use nix::unistd::Pid;
 
 use crate::sync::is_finished;
@@ -38,11 +37,6 @@ pub(crate) fn join(thread: JoinHandle<()>, lost: &str) {
     if thread.join().is_err() {
         log::error!("{name} had ended in a panic: {lost}");
     }
-}
-
-/// Processor time that this thread has taken.
-pub(crate) fn processor_time() -> Duration {
-    ClockId::CLOCK_THREAD_CPUTIME_ID.now().map_or(Duration::ZERO, Duration::from)
 }
 
 const NODES: &str = "/sys/devices/system/node";
@@ -109,7 +103,6 @@ mod tests {
     fn a_thread_keeps_the_processors_that_it_may_have() {
         // Whatever this machine has: it must be able to go on.
         (0..2).for_each(run_on_node);
-        assert!(processor_time() > Duration::ZERO);
         assert!((0..CpuSet::count()).any(|number| {
             sched_getaffinity(Pid::from_raw(0)).unwrap().is_set(number).unwrap()
         }));

@@ -4,15 +4,16 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::faults::{Fault, FaultEngine};
-use common::{Client, MIB, Memory, config, key, layout, pattern};
-use kvring::testing::{Action, Waker};
-use kvring::{Config, Connector, Durability, EngineError, Layout};
+use common::{Client, MIB, Memory, config, key, layout, pattern, real_engine};
+use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
+use kvring::{Checksum, Config, Connector, Durability, EngineError, Layout};
 
 const REACTORS: usize = 3;
 const COUNT: u64 = 60;
@@ -79,118 +80,41 @@ fn everything_works_in_order_in_both_durabilities() {
     }
 }
 
-/// A store whose reactors count as busy whenever there is work, and how many engines were made for it. The second one is
-/// refused if `is_refused`.
-fn open_on_demand(directory: &Path, is_refused: bool) -> (Client, Arc<AtomicUsize>) {
-    let mut config = config(directory, 256 * MIB);
+#[test]
+fn without_a_further_reactor_the_others_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = configured(directory.path());
     config.io_threads = None;
-    config.tuning.busy_share = 0.0;
-    let engines = Arc::new(AtomicUsize::new(0));
-    let made = Arc::clone(&engines);
+    let made = AtomicUsize::new(0);
     let make_engine = move |queue_depth, waker: Arc<Waker>| {
-        if made.fetch_add(1, Ordering::SeqCst) > 0 && is_refused {
+        if made.fetch_add(1, Ordering::SeqCst) > 1 {
             let source = std::io::Error::from_raw_os_error(libc::ENOMEM);
             return Err(EngineError::Failed { operation: "starting", source });
         }
         FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), Arc::default())
     };
-    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), engines)
-}
-
-#[test]
-fn a_further_reactor_comes_while_the_first_one_is_busy() {
-    let directory = tempfile::tempdir().unwrap();
-    let (client, engines) = open_on_demand(directory.path(), false);
-    let io_threads = || client.connector.stats().io_threads;
-    assert_eq!((io_threads(), engines.load(Ordering::SeqCst)), (1, 1));
-    if std::thread::available_parallelism().unwrap().get() == 1 {
-        eprintln!("skipped: one processor has one reactor");
-        return;
-    }
-    common::eventually("two reactors take work", || {
-        work(&client);
-        io_threads() > 1
-    });
-    assert!(engines.load(Ordering::SeqCst) > 1);
-    // To the end of the trial and beyond: whoever takes work, nothing is lost or out of order.
-    (0..50).for_each(|_| work(&client));
-    client.assert_consistent();
+    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    assert_eq!(client.connector.stats().io_threads, 2);
+    (0..20).for_each(|_| work(&client));
     assert!(client.connector.close().clean);
 }
 
 #[test]
-fn without_a_further_reactor_the_first_one_goes_on() {
+fn a_close_in_the_middle_of_a_burst_answers_everything() {
     let directory = tempfile::tempdir().unwrap();
-    let (client, engines) = open_on_demand(directory.path(), true);
-    if std::thread::available_parallelism().unwrap().get() == 1 {
-        eprintln!("skipped: one processor has one reactor");
-        return;
-    }
-    common::eventually("a further one is refused", || {
-        work(&client);
-        engines.load(Ordering::SeqCst) > 1
-    });
-    (0..50).for_each(|_| work(&client));
-    assert_eq!(engines.load(Ordering::SeqCst), 2, "it is asked for once");
-    assert_eq!(client.connector.stats().io_threads, 1);
-    assert!(client.connector.close().clean);
-}
-
-/// A store with reactors of which the first gets a chunk of 64 MiB, whose pieces all come back at once when `stuck` ends.
-fn open_for_stealing(directory: &Path, stuck: &Arc<AtomicBool>) -> Client {
-    let mut config = config(directory, 512 * MIB);
-    config.io_threads = Some(2);
-    let stuck = Arc::clone(stuck);
-    let make_engine = move |queue_depth, waker: Arc<Waker>| {
-        let script = Box::new(|_, _, _| Fault::None);
-        FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))
-    };
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
-}
-
-#[test]
-fn a_reactor_that_is_free_sums_up_what_another_one_moves() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::default();
-    let client = open_for_stealing(directory.path(), &stuck);
-    // From an odd address, so that it is also copied.
-    let stored = Memory::patterned(64 << 20, 1, 7);
-    assert!(client.set_one("long", &stored));
-    let before = client.counter("checksums_stolen_bytes");
-    common::eventually("bytes are summed up by another reactor", || {
-        let loaded = Memory::new(64 << 20, 1);
-        stuck.store(true, Ordering::SeqCst);
-        let get = client.submit_get(&["long".to_owned()], &[&loaded]);
-        // Until it has asked for all that the device takes.
-        std::thread::sleep(Duration::from_millis(20));
-        stuck.store(false, Ordering::SeqCst);
-        assert_eq!(client.wait(get).results, [true]);
-        assert!(loaded.bytes() == stored.bytes());
-        client.counter("checksums_stolen_bytes") > before
-    });
-    assert_eq!(client.counter("checksum_mismatch"), 0);
-    assert!(client.connector.close().clean);
-}
-
-#[test]
-fn a_close_in_the_middle_of_it_answers_everything() {
-    let directory = tempfile::tempdir().unwrap();
-    let (stored, loaded) = (Memory::patterned(64 << 20, 0, 7), Memory::new(64 << 20, 0));
+    let stored = Memory::patterned(1 << 20, 0, 7);
+    let loaded: Vec<Memory> = (0..64).map(|_| Memory::new(1 << 20, 0)).collect();
+    let keys: Vec<String> = (0..64).map(|number| key(number % 8)).collect();
     for pause_us in (0..30).map(|round| 100 * round) {
-        let stuck = Arc::default();
-        let client = open_for_stealing(directory.path(), &stuck);
-        let set = client.submit_set(&["long".to_owned()], &[&stored]);
-        client.wait(set);
-        stuck.store(true, Ordering::SeqCst);
-        client.submit_get(&["long".to_owned()], &[&loaded]);
-        std::thread::sleep(Duration::from_millis(40));
-        stuck.store(false, Ordering::SeqCst);
+        let client = Client::from(Connector::open(configured(directory.path())).unwrap());
+        assert!(client.set(&keys[..8], &[&stored; 8]).ok);
+        client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
         std::thread::sleep(Duration::from_micros(pause_us));
         assert!(client.close_after(Duration::ZERO).clean);
         assert_eq!(client.connector.stats().in_flight, 0, "after {pause_us} us");
     }
-    let client = open_for_stealing(directory.path(), &Arc::default());
-    assert!(client.get_one("long", 64 << 20).is_some_and(|bytes| bytes == stored.bytes()));
+    let client = Client::from(Connector::open(configured(directory.path())).unwrap());
+    assert!(client.get_one(&keys[0], 1 << 20).is_some_and(|bytes| bytes == stored.bytes()));
 }
 
 #[test]
@@ -222,7 +146,7 @@ fn latency(latencies: &[(String, u64)], name: &str) -> u64 {
     latencies.iter().find(|(other, _)| other == name).unwrap().1
 }
 
-/// The devices of a store's reactors: each can be made to answer nothing, or to panic, and counts its transfers.
+/// The engines of a store's reactors: each can be made to stand still with the next transfer, or to panic, and counts its transfers.
 #[derive(Clone, Default)]
 struct Devices {
     stuck: [Arc<AtomicBool>; REACTORS],
@@ -237,14 +161,17 @@ impl Devices {
             let number = made.fetch_add(1, Ordering::SeqCst);
             let transfers = Arc::clone(&devices.transfers[number]);
             let panics = Arc::clone(&devices.panics[number]);
+            let stuck = Arc::clone(&devices.stuck[number]);
             let script = move |_, action, _| {
                 // A chunk's own file is opened first, by what would else be its first transfer.
                 let is_counted = layout() == Layout::Extents || matches!(action, Action::Open(_));
                 transfers.fetch_add(is_counted.into(), Ordering::SeqCst);
+                while is_counted && stuck.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
                 if panics.load(Ordering::SeqCst) { Fault::Panic } else { Fault::None }
             };
-            let stuck = Arc::clone(&devices.stuck[number]);
-            FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
         };
         Client::from(Connector::open_with_engine(config, make_engine).unwrap())
     }
@@ -261,13 +188,13 @@ impl Devices {
         (0..REACTORS).filter(|number| after[*number] > before[*number]).collect()
     }
 
-    /// Submits something that stays in the device of the reactor that gets it: which one, and the batch.
+    /// Submits something with which the reactor that takes it up stands still: which one, and the batch.
     fn hold(&self, submit: impl FnOnce() -> u64) -> (usize, u64) {
         let swap = |stuck: &Arc<AtomicBool>| stuck.swap(true, Ordering::SeqCst);
         let (stuck, before) = (self.stuck.each_ref().map(swap), self.transfers());
         let future_id = submit();
         let mut holder = None;
-        common::eventually("a device has it", || {
+        common::eventually("one has it", || {
             let after = self.transfers();
             holder = (0..REACTORS).find(|number| after[*number] > before[*number]);
             holder.is_some()
@@ -284,24 +211,110 @@ impl Devices {
     }
 }
 
-/// What is submitted together, or while the others have as much in hand, is shared equally: few chunks too.
+/// What the engines of a store have been given.
+#[derive(Default)]
+struct Reads {
+    by_reactor: [AtomicU64; REACTORS],
+    in_flight_bytes: AtomicU64,
+    most_bytes: AtomicU64,
+}
+
+/// Reads nothing, and says after a while that it has.
+struct LatentEngine {
+    number: usize,
+    real: Box<dyn Engine>,
+    reads: Arc<Reads>,
+    latency: Duration,
+    /// When to tell of each, in order.
+    due: VecDeque<(Instant, Reaped)>,
+}
+
+impl Engine for LatentEngine {
+    fn description(&self) -> String {
+        self.real.description()
+    }
+
+    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
+        if transfer.action != Action::Read {
+            // SAFETY: as the caller vouches.
+            return unsafe { self.real.submit(transfer) };
+        }
+        // SAFETY: the caller vouches for the vectors.
+        let vectors =
+            unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
+        let bytes: usize = vectors.iter().map(|vector| vector.iov_len).sum();
+        let before = self.reads.in_flight_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
+        self.reads.most_bytes.fetch_max(before + bytes as u64, Ordering::SeqCst);
+        self.reads.by_reactor[self.number].fetch_add(1, Ordering::SeqCst);
+        let reaped = Reaped { token: transfer.token, result: bytes as i32 };
+        self.due.push_back((Instant::now() + self.latency, reaped));
+        Ok(())
+    }
+
+    fn reap(
+        &mut self,
+        timeout: Option<Duration>,
+        reaped: &mut Vec<Reaped>,
+    ) -> Result<(), EngineError> {
+        let next = self.due.front().map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let outcome = self.real.reap(timeout.into_iter().chain(next).min(), reaped);
+        while let Some((due, done)) = self.due.front().copied()
+            && due <= Instant::now()
+        {
+            self.due.pop_front();
+            self.reads.in_flight_bytes.fetch_sub(done.result as u64, Ordering::SeqCst);
+            reaped.push(done);
+        }
+        outcome
+    }
+
+    fn cancel_all(&mut self) {
+        self.real.cancel_all();
+    }
+}
+
+/// A store of which each read takes so long, however many there are, and what it is asked for.
+fn latent(directory: &Path, latency: Duration) -> (Client, Arc<Reads>) {
+    let (reads, made) = (Arc::<Reads>::default(), AtomicUsize::new(0));
+    let of_all = Arc::clone(&reads);
+    let make_engine = move |queue_depth, waker: Arc<Waker>| {
+        let (number, reads) = (made.fetch_add(1, Ordering::SeqCst), Arc::clone(&of_all));
+        let real = real_engine(queue_depth, waker)?;
+        Ok::<_, EngineError>(LatentEngine { number, real, reads, latency, due: VecDeque::new() })
+    };
+    let mut config = configured(directory);
+    config.checksum = Checksum::Off;
+    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), reads)
+}
+
+/// Loads 64 MiB in one batch.
+fn load_burst(client: &Client) {
+    let keys: Vec<String> = (0..64).map(|_| key(0)).collect();
+    let loaded: Vec<Memory> = keys.iter().map(|_| Memory::unwatched(1 << 20)).collect();
+    let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+    assert_eq!(client.wait(get).results, [true; 64]);
+}
+
 #[test]
-fn each_gets_as_much_as_the_others() {
-    const EACH: usize = 4;
+fn one_that_waits_for_the_device_stays_alone_and_keeps_to_its_bound() {
     let directory = tempfile::tempdir().unwrap();
-    let devices = Devices::default();
-    let client = devices.open(configured(directory.path()));
-    devices.stuck.iter().for_each(|stuck| stuck.store(true, Ordering::SeqCst));
-    let chunk = Memory::patterned(300_000, 0, 1);
-    let keys: Vec<String> = (0..(EACH * REACTORS) as u64).map(key).collect();
-    let (together, alone) = keys.split_at(keys.len() / 2);
-    let mut ids = vec![client.submit_set(together, &vec![&chunk; together.len()])];
-    ids.extend(alone.iter().map(|key| client.submit_set(std::slice::from_ref(key), &[&chunk])));
-    let all = keys.len() as u64;
-    common::eventually("all are taken up", || devices.transfers().iter().sum::<u64>() == all);
-    assert_eq!(devices.transfers(), [EACH as u64; REACTORS]);
-    devices.release_all();
-    assert!(ids.into_iter().all(|id| client.wait(id).ok));
+    let (client, reads) = latent(directory.path(), Duration::from_millis(60));
+    assert!(client.set_one(&key(0), &Memory::patterned(1 << 20, 0, 1)));
+    load_burst(&client);
+    let by_reactor = reads.by_reactor.each_ref().map(|reads| reads.load(Ordering::SeqCst));
+    assert_eq!(by_reactor.iter().filter(|reads| **reads > 0).count(), 1, "{by_reactor:?}");
+    assert_eq!(reads.most_bytes.load(Ordering::SeqCst), 48 * MIB, "what follows from the depth");
+}
+
+#[test]
+fn where_the_device_answers_at_once_others_are_woken() {
+    let directory = tempfile::tempdir().unwrap();
+    let (client, reads) = latent(directory.path(), Duration::ZERO);
+    assert!(client.set_one(&key(0), &Memory::patterned(1 << 20, 0, 1)));
+    common::eventually("each takes up something", || {
+        load_burst(&client);
+        reads.by_reactor.iter().all(|reads| reads.load(Ordering::SeqCst) > 0)
+    });
 }
 
 /// One that cannot go on holds up only what it has.
@@ -331,35 +344,23 @@ fn sets_wait_for_the_loads_of_other_reactors() {
     config.tuning.set_max_wait = Duration::from_secs(600);
     let devices = Devices::default();
     let client = devices.open(config);
-    // Large enough for each reactor to get some of them.
     let stored = Memory::patterned(64 << 10, 0, 1);
-    let keys: Vec<String> = (0..COUNT).map(key).collect();
-    assert!(client.set(&keys, &[&stored; COUNT as usize]).ok);
-    for loading in (0..REACTORS).rev() {
-        // Some of these loads are on a reactor whose device does not answer.
-        let stuck = &devices.stuck[loading];
-        stuck.store(true, Ordering::SeqCst);
-        let loaded: Vec<Memory> = (0..COUNT).map(|_| Memory::new(64 << 10, 0)).collect();
-        let before = devices.transfers().iter().sum::<u64>();
-        let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
-        common::eventually("each reactor has taken up its loads", || {
-            devices.transfers().iter().sum::<u64>() == before + COUNT
-        });
-        let first = (1 + loading as u64) * COUNT;
-        let more: Vec<String> = (first..first + COUNT).map(key).collect();
-        let set = client.submit_set(&more, &[&stored; COUNT as usize]);
-        // Time enough for a SET that does not wait.
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
-        stuck.store(false, Ordering::SeqCst);
-        assert!(client.wait(get).ok);
-        assert!(client.wait(set).ok);
-        assert!(client.exists(&more).iter().all(|held| *held));
-        // What was held up on one reactor shows in the figures of all.
-        let latencies = client.connector.stats().latencies;
-        for name in ["get_device_us_max", "get_total_us_max", "set_wait_us_max"] {
-            assert!(latency(&latencies, name) >= 50_000, "{name}: {latencies:?}");
-        }
+    assert!(client.set_one(&key(0), &stored));
+    let loaded = Memory::new(64 << 10, 0);
+    let (_, get) = devices.hold(|| client.submit_get(&[key(0)], &[&loaded]));
+    let more: Vec<String> = (1..COUNT).map(key).collect();
+    let set = client.submit_set(&more, &[&stored; COUNT as usize - 1]);
+    // Time enough for a SET that does not wait.
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!client.exists(&more).contains(&true), "a SET went ahead of a load");
+    devices.release_all();
+    assert!(client.wait(get).ok);
+    assert!(client.wait(set).ok);
+    assert!(client.exists(&more).iter().all(|held| *held));
+    // What was held up on one reactor shows in the figures of all.
+    let latencies = client.connector.stats().latencies;
+    for name in ["get_total_us_max", "set_wait_us_max"] {
+        assert!(latency(&latencies, name) >= 50_000, "{name}: {latencies:?}");
     }
 }
 

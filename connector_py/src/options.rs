@@ -96,7 +96,6 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
             "set_in_flight_while_loading_bytes" => {
                 tuning.set_in_flight_while_loading_bytes = value.extract()?;
             }
-            "busy_share" => tuning.busy_share = value.extract()?,
             "set_max_wait_ms" => tuning.set_max_wait = Duration::from_millis(value.extract()?),
             "set_queue_operations" => tuning.set_queue_operations = value.extract()?,
             other => return Err(PyKeyError::new_err(format!("KVRING_TUNING has no '{other}'"))),

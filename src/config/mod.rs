@@ -7,7 +7,6 @@ mod options;
 mod tuning;
 mod values;
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +27,9 @@ use crate::time::Clock;
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
-/// Most reactors of a path, where the options leave it open.
-const MOST_REACTORS: usize = 16;
+/// Reactors of a path, where the options leave it open. They sleep until there is more than the first ones can do; beside other work on
+/// few processors, as many threads as others have get as much of them.
+const REACTORS: usize = 8;
 
 /// Everything that can be set when a store is opened. [`OPTIONS`] says what each option does; `None` is the word for none.
 #[derive(Clone, Debug)]
@@ -200,11 +200,9 @@ impl Config {
         Ok(config)
     }
 
-    /// Fewest and most reactors of each path.
-    pub(crate) fn reactors(&self) -> (usize, usize) {
-        let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
-        let most = || if cores() == 1 { 1 } else { (cores() / 2).clamp(2, MOST_REACTORS) };
-        self.io_threads.map_or_else(|| (1, most()), |count| (count, count))
+    /// How many reactors each path has at most.
+    pub(crate) fn reactors(&self) -> usize {
+        self.io_threads.unwrap_or(REACTORS)
     }
 
     /// The first path.

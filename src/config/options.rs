@@ -84,7 +84,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!("discard", "", discard, one_of(&Discard::ALL, Discard::name),
         "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the extents of chunks that were deleted or evicted as well"),
     option!("io_threads", "threads", io_threads, or_none("auto", count(1, 64)),
-        "threads that move the bytes of each path, each with a ring, or a pool of threads, of its own; with 'auto' there is one, and further ones while it is busy and they make it faster, up to half of the processors (two at least) and 16"),
+        "threads that move the bytes of each path, each with a ring, or a pool of threads, of its own; with 'auto' there are 8, of which one works until it is short of processor time (2 where pools of threads take the place of io_uring)"),
     option!("set_queue_bytes", "bytes", set_queue_bytes, size(1 << 20, 1 << 40),
         "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
     option!("metrics_port", "", metrics_port, or_none("off", count(1, 65_535)),

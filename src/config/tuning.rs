@@ -27,8 +27,6 @@ pub struct Tuning {
     pub set_in_flight_between_loads_bytes: Option<u64>,
     /// Most bytes of SETs in the device while GETs wait or are in flight; 0 lets SETs wait for them.
     pub set_in_flight_while_loading_bytes: u64,
-    /// Share of its time in which a reactor that needs help has the processor.
-    pub busy_share: f64,
     /// Time in the queue after which a SET goes ahead of GETs.
     pub set_max_wait: Duration,
     /// Most keys of SETs that are not answered yet.
@@ -53,7 +51,6 @@ impl Default for Tuning {
             set_in_flight_bytes: None,
             set_in_flight_between_loads_bytes: None,
             set_in_flight_while_loading_bytes: 0,
-            busy_share: 0.75,
             set_max_wait: Duration::from_secs(1),
             set_queue_operations: 128 << 10,
             flush_period: Duration::from_secs(1),

@@ -8,7 +8,7 @@ use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
 use crate::engine::{EngineError, RegisteredMemory, Waker};
 use crate::error::OpenError;
-use crate::reactor::MakeEngine;
+use crate::reactor::{MakeEngine, REACTORS_ABOVE_THREADS};
 use crate::store::DRIVE_DEPTH;
 use crate::sync::Mutex;
 
@@ -27,7 +27,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
 /// The engine that is configured, which uses the memory that is registered in `memory`. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(config: &Config, memory: &Arc<RegisteredMemory>) -> MakeEngine {
     let (choice, registered_files) = (config.engine, config.tuning.registered_files);
-    let reactors = config.reactors().0 * config.paths.len();
+    let reactors = config.io_threads.unwrap_or(REACTORS_ABOVE_THREADS) * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);
     let (path, memory) = (config.path().to_owned(), Arc::clone(memory));

@@ -9,6 +9,7 @@ use crate::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
 use crate::reactor::Latencies;
+use crate::schedule::Limits;
 use crate::stats::{Counters, LatencyHistogram, PathStats, Stats};
 use crate::store::StoreUsage;
 
@@ -58,7 +59,7 @@ impl Connector {
             set_queued_bytes: queued.bytes,
             registered_bytes: self.memory.bytes(),
             transfers_fixed: self.memory.fixed_transfers(),
-            io_threads: self.volumes.all.iter().map(|one| one.shared.active() as u64).sum(),
+            io_threads: self.volumes.all.iter().map(|one| one.shared.running_count()).sum(),
             latencies: if is_owner { latencies.snapshot() } else { Vec::new() },
             counters,
             total: PathStats::of_all(&paths),
@@ -79,7 +80,7 @@ impl Connector {
     fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {
         let shared = &volume.shared;
         let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
-        let (queue_depth, max_in_flight_bytes) = shared.device_limits();
+        let Limits { queue_depth, max_in_flight_bytes, .. } = shared.limits();
         let [would_hit_at_1_5x, would_hit_at_2x] = index.would_hit();
         let (mut usage, mut records, mut reason) = (StoreUsage::default(), 0, None);
         let (mut leased_bytes, mut pinned_bytes) = (0, 0);

@@ -15,7 +15,6 @@ use crate::failure::{FailureCode, FailureReason};
 use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, Shared};
-use crate::schedule::Class;
 use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
@@ -88,7 +87,7 @@ impl Connector {
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let live = self.volumes.live_set();
-        let mut spreads = self.volumes.spreads(Class::Get, keys.len());
+        let mut operations = self.volumes.operations(keys.len());
         let mut awaited = vec![Vec::new(); self.volumes.all.len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions.common);
         for ((item, Hashed { key, digest }), buffer) in items.zip(self.hashed(keys)).zip(buffers) {
@@ -102,7 +101,7 @@ impl Connector {
             }
             match shared.cache.open(digest, key, now_ms, request) {
                 EnteredGet::Hit(request, read) => {
-                    spreads[number].add(Operation::Get(request, read));
+                    operations[number].push(Operation::Get(request, read));
                 }
                 EnteredGet::Miss(request) => {
                     shared.cache.counters.get_misses.add(1);
@@ -111,7 +110,7 @@ impl Connector {
                 EnteredGet::Waits => awaited[number].push(digest),
             }
         }
-        self.volumes.push(spreads);
+        self.volumes.push(operations);
         for (volume, awaited) in self.volumes.all.iter().zip(&awaited) {
             volume.shared.promote(awaited);
         }
@@ -151,7 +150,7 @@ impl Connector {
         let future_id = self.future_id();
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let live = self.volumes.live_set();
-        let mut spreads = self.volumes.spreads(Class::Set, keys.len());
+        let mut operations = self.volumes.operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, self.completions.of_sets());
         let mut fingerprints = Fingerprints::default();
         for (((item, share), key), buffer) in items.zip(shares).zip(keys).zip(buffers) {
@@ -182,7 +181,7 @@ impl Connector {
             shared.cache.counters.set_queued.add(1);
             match shared.cache.claim(now_ms, request) {
                 EnteredSet::Ready(request) => {
-                    spreads[number].add(Operation::set(Claim::new(request, false)));
+                    operations[number].push(Operation::set(Claim::new(request, false)));
                 }
                 EnteredSet::Collides(request) => {
                     shared.cache.counters.hash_collision.add(1);
@@ -193,7 +192,7 @@ impl Connector {
                 EnteredSet::Waits => {}
             }
         }
-        self.volumes.push(spreads);
+        self.volumes.push(operations);
         self.completions.announce();
         Ok(future_id)
     }

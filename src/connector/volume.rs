@@ -55,7 +55,7 @@ impl Volume {
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| OpenError::io(action, &path);
-        let wakers: io::Result<Vec<_>> = (0..config.reactors().1).map(|_| Waker::new()).collect();
+        let wakers: io::Result<Vec<_>> = (0..config.reactors()).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
         let FoundHome { home, index, files } = FoundHome::prepare(found, &config)?;
         let budget = Arc::new(home.budget(&config));

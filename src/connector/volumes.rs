@@ -10,8 +10,7 @@ use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
-use crate::reactor::{Alarm, MakeEngine, Spread, is_of_path};
-use crate::schedule::Class;
+use crate::reactor::{Alarm, MakeEngine, Operation, is_of_path};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::mpsc::{Receiver, RecvTimeoutError};
 use crate::sync::thread::{Builder, JoinHandle};
@@ -201,15 +200,15 @@ impl Volumes {
         answers
     }
 
-    /// What a batch of `expected` operations is spread over, for each volume.
-    pub(super) fn spreads(&self, class: Class, expected: usize) -> Vec<Spread> {
+    /// Operations of a batch of `expected` keys, for each volume.
+    pub(super) fn operations(&self, expected: usize) -> Vec<Vec<Operation>> {
         let expected = if self.only().is_some() { expected } else { 0 };
-        self.all.iter().map(|volume| volume.shared.spread(class, expected)).collect()
+        self.all.iter().map(|_| Vec::with_capacity(expected)).collect()
     }
 
-    pub(super) fn push(&self, spreads: Vec<Spread>) {
-        for (volume, spread) in self.all.iter().zip(spreads) {
-            volume.shared.push(spread);
+    pub(super) fn push(&self, operations: Vec<Vec<Operation>>) {
+        for (volume, operations) in self.all.iter().zip(operations) {
+            volume.shared.push(operations);
         }
     }
 }

@@ -51,8 +51,6 @@ pub(super) struct Device {
     /// Pieces that the kernel is done with, and the processor is not: loads, and the rest.
     moved: [VecDeque<Piece>; 2],
     pub(super) moved_bytes: u64,
-    /// Bytes of those of them that other reactors have.
-    pub(super) offered_bytes: u64,
     /// Most bytes that may wait there, as loads hold bounce memory until then.
     pub(super) most_moved_bytes: u64,
     /// Pieces that failed, of which their operations do not know yet.
@@ -76,7 +74,6 @@ impl Device {
             isolated: Default::default(),
             moved: Default::default(),
             moved_bytes: 0,
-            offered_bytes: 0,
             most_moved_bytes,
             failed: VecDeque::new(),
             is_stopping: false,
@@ -122,7 +119,8 @@ impl Device {
                     self.shared.cache.store.retry_bad_extents();
                 }
                 let piece = self.requests.remove(token);
-                self.put_moved(piece, usize::from(!is_load));
+                self.moved_bytes += piece.grant.length_bytes;
+                self.moved[usize::from(!is_load)].push_back(piece);
                 return Ok(true);
             }
             // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
@@ -208,21 +206,6 @@ impl Device {
         let waiting = self.isolated.iter_mut().flat_map(|line| line.waiting.drain(..));
         let tokens: Vec<usize> = waiting.map(|failed| failed.token).collect();
         tokens.into_iter().for_each(|token| self.fail(token, Failure::Closed));
-    }
-
-    /// A piece is to be summed up, or was by another reactor, in line 0 for loads or 1 for the rest.
-    pub(super) fn put_moved(&mut self, piece: Piece, line: usize) {
-        self.moved_bytes += piece.grant.length_bytes;
-        self.moved[line].push_back(piece);
-    }
-
-    /// The piece that would be summed up last.
-    pub(super) fn take_last_unsummed(&mut self) -> Option<Piece> {
-        let line = self.moved.iter_mut().rev().find(|line| !line.is_empty())?;
-        line.back().filter(|piece| !piece.is_processed())?;
-        let piece = line.pop_back()?;
-        self.moved_bytes -= piece.grant.length_bytes;
-        Some(piece)
     }
 
     pub(super) fn has_checksums_to_do(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::errnos::Failure;
-use super::lanes::MOST_IN_A_TURN;
+use super::limits::MOST_IN_A_TURN;
 use super::operations::Operations;
 use super::responsiveness::SILENCE;
 use crate::key::Digest;
@@ -61,8 +61,9 @@ impl Operations {
     /// When the next load is late.
     fn next_late(&mut self) -> Option<Instant> {
         let deadline = self.load_deadline?;
-        let queued = self.scheduler.oldest_unstarted_load().map(|since| since + deadline);
-        queued.into_iter().chain(self.late_awaited.front().map(|(late, _)| *late)).min()
+        let oldest = [self.scheduler.oldest_unstarted_load(), self.shared.pending.oldest_load()];
+        let queued = oldest.into_iter().flatten().map(|since| since + deadline);
+        queued.chain(self.late_awaited.front().map(|(late, _)| *late)).min()
     }
 
     /// Answers the loads that are late, as many as one turn may: those in the queue, which the others there do not wait for any
@@ -71,12 +72,20 @@ impl Operations {
         let is_silent = self.shared.responsiveness.misses_loads();
         let deadline = if is_silent { Some(Duration::ZERO) } else { self.load_deadline };
         let latest = deadline.and_then(|deadline| now.checked_sub(deadline));
+        let pending = latest.map(|at| self.shared.pending.take_late_loads(at)).unwrap_or_default();
+        let were_pending = !pending.is_empty();
+        pending.into_iter().for_each(|load| self.accept(load));
         self.late.extend(latest.into_iter().flat_map(|at| self.scheduler.take_late_loads(at)));
         let most = self.late.len().min(MOST_IN_A_TURN);
         for id in self.late.drain(..most).collect::<Vec<_>>() {
             self.shared.cache.counters.get_late.add(1);
             self.active[id].failure = Some(Failure::Late);
             self.answer(id);
+        }
+        if were_pending {
+            // There may be more; and SETs of other reactors may have waited for these.
+            self.has_changed = true;
+            self.shared.wake_waiting_sets();
         }
         let mut answered = 0;
         while let (Some((late, digest)), Some(latest)) =

@@ -3,7 +3,6 @@
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
-mod bytes_bound;
 mod chunk_file;
 mod commit;
 mod device;
@@ -17,14 +16,13 @@ mod latency;
 mod limits;
 mod operation;
 mod operations;
+mod pending;
 mod piece;
 mod record_writer;
 mod responsiveness;
 mod room_queue;
-mod scaling;
 mod set;
 mod shared;
-mod stealing;
 mod threads;
 mod transfers;
 mod verify;
@@ -36,18 +34,17 @@ use std::time::{Duration, Instant};
 
 pub(crate) use errnos::{is_gone, is_of_path};
 pub(crate) use health::Alarm;
-pub(crate) use lanes::Spread;
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
 pub(crate) use record_writer::{Answer, RecordWriter};
 pub(crate) use shared::Shared;
-pub(crate) use threads::{MakeEngine, ReactorEnd, Reactors};
+pub(crate) use threads::{MakeEngine, REACTORS_ABOVE_THREADS, ReactorEnd, Reactors};
 
 use crate::engine::EngineError;
 use crate::sync::atomic::Ordering;
 use crate::time::Patience;
-use operations::{CHECKSUM_TURN_BYTES, Operations};
-use threads::Further;
+use limits::CHECKSUM_TURN_BYTES;
+use operations::Operations;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,9 +58,9 @@ const ANNOUNCED_TURNS: u32 = 4;
 
 impl Operations {
     /// Runs until it is stopped, or dies; answers everything in either case.
-    fn live(mut self, mut further: Option<Further>) -> ReactorEnd {
+    fn live(mut self) -> ReactorEnd {
         let shared = Arc::clone(&self.shared);
-        let failure = match catch_unwind(AssertUnwindSafe(|| self.run(&mut further))) {
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.run())) {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!(": {error}")),
             Err(_) => Some(" after a panic".to_owned()),
@@ -92,10 +89,7 @@ impl Operations {
             (false, _) => ReactorEnd::Leaked,
         };
         if quiet {
-            debug_assert_eq!(
-                self.device.offered_bytes, 0,
-                "others use the memory of what ends here"
-            );
+            debug_assert!(self.active.is_empty(), "an operation has no answer");
             drop(self);
         } else {
             let count = self.device.requests.in_flight();
@@ -105,16 +99,15 @@ impl Operations {
             mem::forget(self);
         }
         shared.note_stopped();
-        further.map_or(ending, |further| ending.max(further.join()))
+        ending
     }
 
-    fn run(&mut self, further: &mut Option<Further>) -> Result<(), EngineError> {
+    fn run(&mut self) -> Result<(), EngineError> {
         let mut has_fed = false;
         let mut turns_unannounced = 0;
         loop {
             self.take_up();
             let now = Instant::now();
-            self.scale(further, now);
             self.start_due(now);
             let deadline = *self.shared.deadline.lock();
             if deadline.is_none() {
@@ -126,11 +119,12 @@ impl Operations {
             self.fail_refused(now);
             self.answer_late_loads(now);
             let has_more = self.start_some(now)?;
-            self.note_saturation(now);
             self.start_chunk_files()?;
             self.shared.completions.announce();
 
-            let idle = self.active.is_empty() && !self.shared.has_work(self.number);
+            let idle = self.active.is_empty()
+                && self.shared.pending.is_empty()
+                && !self.shared.has_work(self.number);
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
@@ -147,6 +141,9 @@ impl Operations {
             }
             let came_back = self.reap_or_sleep(timeout, deadline)?;
             self.finish_reaped()?;
+            if has_more {
+                self.note_processor_bound();
+            }
             self.look_for_silence(Instant::now());
             self.start_chunk_files()?;
             // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
@@ -155,9 +152,7 @@ impl Operations {
                 continue;
             }
             let turns = 1 + u64::from(mem::take(&mut has_fed));
-            self.share_checksums();
             self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
-            self.steal_checksums(CHECKSUM_TURN_BYTES);
         }
     }
 

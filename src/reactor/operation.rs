@@ -1,6 +1,7 @@
 //! One operation: what it is for, and how far it is.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::chunk_file::ChunkFile;
 use super::errnos::Failure;
@@ -46,6 +47,15 @@ impl Operation {
             Self::Get(_, read) | Self::Verify(read) => read.pin.length_bytes,
             Self::Set(set) => set.claim.length_bytes(),
             Self::Reclaim(_) => 0,
+        }
+    }
+
+    /// When it was submitted, if it was.
+    pub(super) fn submitted(&self) -> Option<Instant> {
+        match self {
+            Self::Get(request, _) => Some(request.submitted),
+            Self::Set(set) => Some(set.claim.request.submitted),
+            Self::Reclaim(_) | Self::Verify(_) => None,
         }
     }
 

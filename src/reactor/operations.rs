@@ -8,14 +8,12 @@ use std::{iter, mem};
 use slab::Slab;
 
 use super::Shared;
-use super::bytes_bound::{Account, BytesBound, OfLoadsAndStores};
 use super::commit::GroupCommit;
 use super::device::Device;
 use super::errnos::Failure;
 use super::get::{Shown, end_get, end_read};
-use super::lanes::MOST_IN_A_TURN;
 use super::latency::Timeline;
-use super::limits;
+use super::limits::{BEGUN_TURN_BYTES, CHECKSUM_TURN_BYTES, MOST_IN_A_TURN};
 use super::operation::{Active, Operation, WaitingBehind};
 use super::responsiveness::SILENCE;
 use super::room_queue::RoomQueue;
@@ -23,12 +21,8 @@ use super::verify::Verification;
 use crate::engine::{Engine, EngineError};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
-use crate::schedule::{Grant, Limits, Scheduler};
+use crate::schedule::{Elsewhere, Grant, Limits, Line, Scheduler};
 use crate::sync::atomic::Ordering;
-
-/// Bytes that are summed up between two looks at the device: a tenth of a millisecond at most, in which a device has enough
-/// with what it was given before.
-pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 
 pub(super) struct Operations {
     pub(super) shared: Arc<Shared>,
@@ -54,10 +48,10 @@ pub(super) struct Operations {
     pub(super) failing: VecDeque<WaitingBehind>,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
-    /// Bytes of each class that came, less those that were answered, since the lane was told.
-    load_changes_bytes: [i64; 3],
-    /// Whether other reactors had loads when this turn began.
-    loads_elsewhere: bool,
+    /// What other reactors had when this turn began.
+    elsewhere: Elsewhere,
+    /// Bytes of the pieces that were begun in this turn, and of what they cost beside.
+    pub(super) begun_bytes: u64,
     /// What the processor did in this turn instead of feeding the device, in bytes of summing up.
     pub(super) processed_bytes: u64,
     /// Pieces of SETs whose extents are still named by records in the file.
@@ -69,18 +63,6 @@ pub(super) struct Operations {
     /// Whether the first SET waits for the store to grow; none goes meanwhile.
     pub(super) awaits_growth: bool,
     pub(super) room_queue: RoomQueue,
-    /// Bytes that it has moved, and when others were told.
-    pub(super) moved_bytes: OfLoadsAndStores<u64>,
-    pub(super) told_at: Instant,
-    /// What moved while more waited than went into the device.
-    pub(super) account: Account,
-    /// Decides how many bytes go in, in the first reactor.
-    pub(super) bytes_bound: Option<BytesBound>,
-    /// Most transfers of its part of the device, which its memory is made for.
-    most_depth: usize,
-    /// How many reactors share how many bytes in the device.
-    shares: (usize, u64),
-    part_bytes: u64,
 }
 
 impl Operations {
@@ -91,22 +73,13 @@ impl Operations {
         engine: Box<dyn Engine>,
         mut limits: Limits,
     ) -> Self {
+        // As many for loads as for stores.
         let most_transfers = 2 * limits.queue_depth;
-        // Half for loads, half for stores.
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));
         let most_bytes = limits.max_in_flight_bytes;
         let device = Device::new(Arc::clone(&shared), engine, most_transfers, most_bytes);
-        let shares = (shared.active().max(number + 1), shared.device_limits().1);
         let load_deadline = shared.cache.config.load_deadline_ms.map(Duration::from_millis);
-        let bytes_bound = if number == 0 { shared.bytes_bound() } else { None };
         Self {
-            moved_bytes: [0; 2],
-            told_at: Instant::now(),
-            most_depth: limits.queue_depth,
-            shares,
-            part_bytes: most_bytes,
-            account: Account::default(),
-            bytes_bound,
             number,
             shared,
             scheduler: Scheduler::new(limits),
@@ -122,8 +95,8 @@ impl Operations {
             late: VecDeque::new(),
             failing: VecDeque::new(),
             has_changed: false,
-            load_changes_bytes: [0; 3],
-            loads_elsewhere: false,
+            elsewhere: Elsewhere::default(),
+            begun_bytes: 0,
             processed_bytes: 0,
             awaiting_extents: VecDeque::new(),
             due_chunk_files: Vec::new(),
@@ -133,68 +106,51 @@ impl Operations {
         }
     }
 
-    /// Takes up what came, as much of it as one turn may: [`Shared::has_work`] says whether there is more.
+    /// Takes up what came for this reactor alone, as much of it as one turn may: [`Shared::has_work`] says whether there is more.
     pub(super) fn take_up(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let lane = &shared.lanes[self.number];
-        for intake in &lane.intake {
-            let mut taken = 0;
-            while taken < MOST_IN_A_TURN
-                && let Some(operations) = intake.pop()
-            {
-                taken += operations.len();
-                for operation in operations {
-                    // It is counted since it was pushed.
-                    self.count_load(&operation, -1);
-                    self.accept(operation);
-                }
-            }
-        }
-        if shared.reclaims_deleted(self.number) {
-            let deleted = iter::from_fn(|| shared.cache.deleted.pop());
-            for (extent, since) in deleted.take(MOST_IN_A_TURN) {
-                self.enqueue(Operation::Reclaim(extent), since);
-            }
+        let deleted = iter::from_fn(|| shared.cache.deleted.pop());
+        for (extent, since) in deleted.take(MOST_IN_A_TURN) {
+            self.enqueue(Operation::Reclaim(extent), since);
         }
         // A SET that is not taken up yet looks itself whether loads wait for it.
-        for digest in iter::from_fn(|| lane.awaited.pop()).take(MOST_IN_A_TURN) {
+        let awaited = &shared.lanes[self.number].awaited;
+        for digest in iter::from_fn(|| awaited.pop()).take(MOST_IN_A_TURN) {
             if let Some(id) = self.sets.get(&digest).copied() {
                 self.promote(id, digest);
             }
         }
-        lane.load.change(&mut self.load_changes_bytes);
     }
 
-    /// Takes as much of the device as the number of reactors leaves to each.
-    pub(super) fn follow_limits(&mut self) {
-        let (active, device) = (self.shared.active(), self.shared.device_limits());
-        let shares = (active, device.1);
-        if mem::replace(&mut self.shares, shares) != shares {
-            let mut limits = limits::of_reactor(&self.shared.cache.config, device, active);
-            limits.queue_depth = limits.queue_depth.min(self.most_depth);
-            self.part_bytes = limits.max_in_flight_bytes;
-            self.device.most_moved_bytes = self.part_bytes;
-            self.scheduler.set_limits(limits);
-            self.account.begin_anew();
+    /// The lines of the scheduler that are empty although there is something to take up for them. Others can take up what this reactor
+    /// does not, so it takes up what it is about to begin.
+    fn lines_to_fill(&self) -> impl Iterator<Item = Line> {
+        let is_to_fill = |line: &Line| {
+            self.shared.pending.count(*line) > 0
+                && self.scheduler.is_line_empty(*line)
+                && (*line == Line::Get || !self.holds_sets())
+        };
+        [Line::Promoted, Line::Get, Line::Set].into_iter().filter(is_to_fill)
+    }
+
+    fn fill_lines(&mut self) {
+        let to_fill: Vec<Line> = self.lines_to_fill().collect();
+        for line in to_fill {
+            if line != Line::Set {
+                self.shared.note_taking_up(self.number);
+            }
+            let taken = self.shared.pending.take(line);
+            taken.into_iter().for_each(|operation| self.accept(operation));
         }
     }
 
-    /// Notes whether more waits than goes into its part of the device, after `start_some`.
-    pub(super) fn note_saturation(&mut self, now: Instant) {
-        let held_back = self.scheduler.held_back(now);
-        self.account.look(now, self.moved_bytes, held_back, self.part_bytes);
-    }
-
-    fn count_load(&mut self, operation: &Operation, sign: i64) {
-        self.load_changes_bytes[operation.class() as usize] += sign * operation.cost_bytes() as i64;
+    fn holds_sets(&self) -> bool {
+        self.awaits_growth || self.commit.has_too_many_files(self.shared.cache.config.layout)
     }
 
     pub(super) fn accept(&mut self, operation: Operation) {
-        let (submitted, digest) = match &operation {
-            Operation::Get(request, _) => (request.submitted, None),
-            Operation::Set(set) => (set.claim.request.submitted, Some(set.claim.request.digest)),
-            Operation::Reclaim(_) | Operation::Verify(_) => (Instant::now(), None),
-        };
+        let submitted = operation.submitted().unwrap_or_else(Instant::now);
+        let digest = operation.set_digest();
         let id = self.enqueue(operation, submitted);
         if let Some(digest) = digest {
             self.sets.insert(digest, id);
@@ -216,7 +172,6 @@ impl Operations {
 
     pub(super) fn enqueue(&mut self, operation: Operation, submitted: Instant) -> usize {
         self.has_changed = true;
-        self.count_load(&operation, 1);
         let (class, bytes) = (operation.class(), operation.bytes());
         let entry = self.active.vacant_entry();
         let id = entry.key();
@@ -241,34 +196,33 @@ impl Operations {
     /// Takes up the next chunk to be verified if there is nothing else to do.
     pub(super) fn verify_if_idle(&mut self, now: Instant) {
         if self.active.is_empty()
+            && self.shared.pending.is_empty()
             && let Some(read) = self.verification.next(now, &self.shared.cache)
         {
             self.enqueue(Operation::Verify(read), now);
         }
     }
 
-    /// Starts what the scheduler allows now. Says whether it stopped before the end, because what needs the processor
-    /// alone (giving extents back, comparing) would have kept the device waiting.
+    /// Starts what the scheduler allows now. Says whether it stopped before the end, as the turn is over.
     pub(super) fn start_some(&mut self, now: Instant) -> Result<bool, EngineError> {
         self.has_changed = false;
         self.note_work();
-        self.loads_elsewhere = self.shared.loads_elsewhere(self.number);
-        self.processed_bytes = 0;
+        self.elsewhere = self.shared.elsewhere(self.number);
+        self.elsewhere.are_loads_present |= self.awaited > 0;
+        (self.processed_bytes, self.begun_bytes) = (0, 0);
         self.awaits_growth &= self.shared.cache.is_growing();
-        self.scheduler.hold_sets(
-            self.awaits_growth || self.commit.has_too_many_files(self.shared.cache.config.layout),
-        );
+        self.scheduler.hold_sets(self.holds_sets());
         self.look_for_room_again();
         self.go_on_failing();
         let mut outcome = Ok(false);
-        while let Some(grant) =
-            self.scheduler.next_grant(now, self.loads_elsewhere || self.awaited > 0)
-        {
+        loop {
+            self.fill_lines();
+            let Some(grant) = self.scheduler.next_grant(now, &self.elsewhere) else { break };
             if let Err(error) = self.start(grant, now) {
                 outcome = Err(error);
                 break;
             }
-            if self.processed_bytes >= CHECKSUM_TURN_BYTES {
+            if self.processed_bytes >= CHECKSUM_TURN_BYTES || self.begun_bytes >= BEGUN_TURN_BYTES {
                 outcome = Ok(true);
                 break;
             }
@@ -278,19 +232,26 @@ impl Operations {
         outcome
     }
 
+    /// After the kernel was given what this turn began: whether all of it is back, or more than can be summed up at once.
+    pub(super) fn note_processor_bound(&self) {
+        let is_lagging = self.device.moved_bytes >= CHECKSUM_TURN_BYTES;
+        if is_lagging || self.begun_bytes > 0 {
+            let is_all_back = self.device.requests.in_flight() == 0;
+            self.shared.note_processor_bound(is_lagging || is_all_back);
+        }
+    }
+
     fn note_work(&mut self) {
         let loads = self.scheduler.loads() + self.awaited;
-        let sets_wait = self.scheduler.has_waiting_sets();
-        self.shared.lanes[self.number].load.change(&mut self.load_changes_bytes);
-        self.shared.note_work(self.number, loads, sets_wait);
+        self.shared.note_work(self.number, loads, &self.scheduler);
     }
 
     /// Whether something that it waits for has come since `start_some` looked. To be asked once more before sleeping: others
     /// wake only a reactor that sleeps.
     pub(super) fn can_go_on(&self) -> bool {
-        let loads_ended = self.loads_elsewhere
+        let loads_ended = self.elsewhere.are_loads_present
             && self.scheduler.has_waiting_sets()
-            && !self.shared.loads_elsewhere(self.number);
+            && !self.shared.elsewhere(self.number).are_loads_present;
         let has_grown = self.awaits_growth && !self.shared.cache.is_growing();
         let is_extent_free = |grant: &Grant| !self.active[grant.id].awaits_extent();
         let awaits_records =
@@ -301,6 +262,7 @@ impl Operations {
             file.is_none_or(|file| file.can_go_on(&*self.shared.cache.store))
         };
         loads_ended
+            || self.lines_to_fill().next().is_some()
             || has_grown
             || self.room_may_have_come()
             || self.awaiting_extents.front().is_some_and(is_extent_free)
@@ -316,7 +278,6 @@ impl Operations {
         self.has_changed = true;
         // Before anybody can remove the file.
         drop(chunk_file);
-        self.count_load(&operation, -1);
         let is_closed = matches!(failure, Some(Failure::Closed));
         if !is_closed && !matches!(operation, Operation::Verify(_)) {
             let mut latencies = self.shared.lanes[self.number].latencies.lock();
@@ -346,7 +307,6 @@ impl Operations {
 
     /// Drops what is queued; what has pieces in flight ends with the last of them.
     pub(super) fn drop_queued(&mut self) {
-        self.await_returned();
         self.checksum_moved(u64::MAX);
         // Syncs in flight are still to be reaped.
         self.commit.waiting.clear();
@@ -360,6 +320,8 @@ impl Operations {
         self.end_failed_pieces(Instant::now());
         // Ending a SET may resume others behind it: until nothing is left.
         loop {
+            let pending = self.shared.pending.drain_some();
+            pending.into_iter().for_each(|operation| self.accept(operation));
             self.scheduler.clear();
             self.clear_room_queue();
             self.drop_due_chunk_files();

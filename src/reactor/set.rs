@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::errnos::{Failure, Fate, Request};
+use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
-use super::operations::{CHECKSUM_TURN_BYTES, Operations};
+use super::operations::Operations;
 use super::record_writer::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
 use crate::config::Durability;

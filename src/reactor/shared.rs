@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bytes_bound::{BytesBound, OfLoadsAndStores, Saturated};
 use super::health::Health;
-use super::lanes::{Lane, Offered, Spread, ThreadSyncs};
+use super::lanes::{Lane, ThreadSyncs};
 use super::latency::Latencies;
-use super::limits;
+use super::limits::{self, CHECKSUM_TURN_BYTES};
+use super::operation::Operation;
+use super::pending::Pending;
 use super::record_writer::WaitingAnswers;
 use super::responsiveness::Responsiveness;
-use super::scaling::Sample;
 use crate::cache::Cache;
 use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;
 use crate::key::Digest;
-use crate::schedule::Class;
+use crate::schedule::{Elsewhere, Limits, Line, Scheduler};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, SegQueue};
+use crate::sync::{Condvar, Mutex};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct Shared {
@@ -27,6 +27,9 @@ pub(crate) struct Shared {
     pub(crate) responsiveness: Responsiveness,
     pub(super) answers: Mutex<WaitingAnswers>,
     pub(super) lanes: Box<[Lane]>,
+    pub(super) pending: Pending,
+    /// What was begun last came back as fast as it was asked for, or faster than it could be summed up: more processors move more.
+    is_processor_bound: AtomicBool,
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
     pub(super) sync_errno: AtomicI32,
@@ -38,14 +41,6 @@ pub(crate) struct Shared {
     beginning: Mutex<usize>,
     /// One of them begins none any more.
     settled: Condvar,
-    /// The first so many reactors get work.
-    active: AtomicUsize,
-    /// Most bytes of loads, and as many of stores, in the device; 0 as long as they follow from its depth alone.
-    bound_bytes: AtomicU64,
-    /// Pieces to be summed up by whichever reactor is free.
-    pub(super) offered: SegQueue<Offered>,
-    /// A reactor that was needed could not be started.
-    pub(super) is_start_refused: AtomicBool,
     /// No reactor takes anything any more.
     stopped: AtomicBool,
     /// A reactor has failed, and all of them stop for it: nothing can be loaded any more, and what is stored must not be promised.
@@ -67,10 +62,8 @@ impl Shared {
             live: AtomicUsize::new(0),
             beginning: Mutex::new(0),
             settled: Condvar::new(),
-            active: AtomicUsize::new(1),
-            bound_bytes: AtomicU64::new(0),
-            offered: SegQueue::new(),
-            is_start_refused: AtomicBool::new(false),
+            pending: Pending::default(),
+            is_processor_bound: AtomicBool::new(false),
             lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
@@ -81,122 +74,90 @@ impl Shared {
         }
     }
 
-    pub(crate) fn spread(&self, class: Class, expected: usize) -> Spread {
-        Spread::new(&self.lanes[..self.active()], class, expected)
-    }
-
-    /// How many reactors get work.
-    pub(crate) fn active(&self) -> usize {
-        self.active.load(Ordering::SeqCst)
-    }
-
-    /// From here on the first `count` reactors get work, all of which run. Others end what they have.
-    pub(super) fn set_active(&self, count: usize) {
-        self.active.store(count, Ordering::SeqCst);
-    }
-
     /// The reactors that run, or have run.
     pub(super) fn running(&self) -> impl Iterator<Item = &Lane> {
         self.lanes.iter().filter(|lane| lane.engine.get().is_some())
     }
 
-    /// The engines of those.
+    /// How many they are.
+    pub(crate) fn running_count(&self) -> u64 {
+        self.running().count() as u64
+    }
+
+    /// Their engines.
     pub(crate) fn engines(&self) -> Vec<&str> {
         self.running().filter_map(|lane| lane.engine.get()).map(String::as_str).collect()
     }
 
-    /// What all reactors have done, as far as they have told.
-    pub(super) fn sample(&self, at: Instant) -> Sample {
-        let sum = |of: fn(&Lane) -> &AtomicU64| {
-            self.lanes.iter().map(|lane| of(lane).load(Ordering::Relaxed)).sum()
-        };
-        Sample {
-            at,
-            processor: Duration::from_nanos(sum(|lane| &lane.processor_ns)),
-            moved_bytes: [sum(|lane| &lane.moved_bytes[0]), sum(|lane| &lane.moved_bytes[1])],
-            is_pending: self.lanes.iter().any(Lane::is_pending),
-        }
-    }
-
-    /// Most transfers of loads, and as many of stores, in the device of this path, and most bytes of either.
-    pub(crate) fn device_limits(&self) -> (usize, u64) {
-        let (queue_depth, derived_bytes) = self.derived_limits();
-        match self.bound_bytes.load(Ordering::Relaxed) {
-            0 => (queue_depth, derived_bytes),
-            bound_bytes => (queue_depth, bound_bytes),
-        }
-    }
-
-    /// The same as the depth of the drives lets expect them.
-    fn derived_limits(&self) -> (usize, u64) {
+    /// What may be in the device of this path at a time.
+    pub(crate) fn limits(&self) -> Limits {
         let cache = &self.cache;
         let drives_depth = cache.store.geometry().queue_depth;
         limits::of_device(&cache.config, drives_depth, cache.path_count())
     }
 
-    /// What decides the bytes in the device, where trials do.
-    pub(super) fn bytes_bound(&self) -> Option<BytesBound> {
-        limits::bytes_bound(&self.cache.config, self.derived_limits())
-    }
-
-    /// Most bytes of loads, and as many of stores, from here on.
-    pub(super) fn set_bound(&self, bytes: u64) {
-        self.bound_bytes.store(bytes, Ordering::Relaxed);
-    }
-
-    /// What the bound held back in all reactors, as far as they have told.
-    pub(super) fn saturated(&self) -> OfLoadsAndStores<Saturated> {
-        let sum = |place: usize| {
-            let told = self.lanes.iter().map(|lane| lane.saturated(place));
-            told.fold(Saturated::default(), Saturated::plus)
-        };
-        [sum(0), sum(1)]
-    }
-
-    pub(crate) fn push(&self, spread: Spread) {
-        for (lane, part) in self.lanes.iter().zip(spread.parts) {
-            if !part.operations.is_empty() {
-                lane.load.add(spread.class, part.bytes);
-                let intake = &lane.intake[usize::from(spread.class != Class::Get)];
-                part.into_turns().for_each(|operations| intake.push(operations));
-                lane.waker.wake();
-            }
+    /// Queues operations of one kind.
+    pub(crate) fn push(&self, operations: Vec<Operation>) {
+        if operations.is_empty() {
+            return;
         }
+        let bytes: u64 = operations.iter().map(Operation::cost_bytes).sum();
+        self.pending.push(operations);
+        // One may be enough, and wakes others if it is not. That would take several turns of the processor where others want it too.
+        let turns = match self.is_processor_bound.load(Ordering::Relaxed) {
+            true => bytes.div_ceil(CHECKSUM_TURN_BYTES) as usize,
+            false => 1,
+        };
+        self.wake(turns);
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
         }
     }
 
-    /// Keys were deleted: the reactor that gives extents back does so when it is their turn.
+    /// Wakes so many reactors that sleep, the first ones: those have work in the device rather than the others.
+    fn wake(&self, count: usize) {
+        let sleeping = self.lanes.iter().filter(|lane| lane.waker.sleeps());
+        sleeping.take(count).for_each(|lane| lane.waker.wake());
+    }
+
+    /// A reactor tells, after it has given the kernel something, whether more processors would move more. If so, and there is
+    /// something to take up, another one is woken.
+    pub(super) fn note_processor_bound(&self, is_bound: bool) {
+        if self.is_processor_bound.load(Ordering::Relaxed) != is_bound {
+            self.is_processor_bound.store(is_bound, Ordering::Relaxed);
+        }
+        if is_bound && (self.pending.has_loads() || self.pending.count(Line::Set) > 0) {
+            self.wake(1);
+        }
+    }
+
+    /// Keys were deleted: a reactor gives their extents back when it is their turn.
     pub(crate) fn reclaim_deleted(&self) {
         if !self.cache.deleted.is_empty() {
-            self.lanes.iter().take(1).for_each(|lane| lane.waker.wake());
+            self.wake(1);
         }
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
         }
     }
 
-    /// Whether it is reactor `number` that gives the extents of deleted chunks back, and there are some.
-    pub(super) fn reclaims_deleted(&self, number: usize) -> bool {
-        number == 0 && !self.cache.deleted.is_empty()
-    }
-
-    /// Whether anything waits for reactor `number` to be taken up, or to be done by any.
+    /// Whether reactor `number` has to look at what came for it, or at what was deleted.
     pub(super) fn has_work(&self, number: usize) -> bool {
-        let lane = &self.lanes[number];
-        lane.intake.iter().any(|intake| !intake.is_empty())
-            || !lane.awaited.is_empty()
-            || !lane.returned.is_empty()
-            || !self.offered.is_empty()
-            || self.reclaims_deleted(number)
+        !self.lanes[number].awaited.is_empty() || !self.cache.deleted.is_empty()
     }
 
     /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
     pub(crate) fn promote(&self, awaited: &[Digest]) {
+        if awaited.is_empty() {
+            return;
+        }
+        let taken_up = self.pending.promote(awaited);
+        if taken_up.len() < awaited.len() {
+            self.wake(1);
+        }
         // Only one that runs has a SET.
-        for lane in self.running().filter(|_| !awaited.is_empty()) {
-            awaited.iter().for_each(|digest| lane.awaited.push(*digest));
+        for lane in self.running().filter(|_| !taken_up.is_empty()) {
+            taken_up.iter().for_each(|digest| lane.awaited.push(*digest));
             lane.waker.wake();
         }
     }
@@ -212,13 +173,6 @@ impl Shared {
 
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
-    }
-
-    /// Reactor `number` could not be started; those before it go on without it.
-    pub(super) fn note_refused(&self, number: usize, error: &dyn std::fmt::Display) {
-        let path = self.cache.config.path().display();
-        log::warn!("{path}: {number} of its reactors go on without a further one: {error}");
-        self.is_start_refused.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn note_starting(&self) {
@@ -250,10 +204,8 @@ impl Shared {
 
     /// Answers everything that no reactor will take any more: dropping an operation answers "failed".
     fn reject_all(&self) {
-        for intake in self.lanes.iter().flat_map(|lane| &lane.intake) {
-            while let Some(operations) = intake.pop() {
-                self.cache.counters.abandoned.add(operations.len() as u64);
-            }
+        while !self.pending.is_empty() {
+            self.cache.counters.abandoned.add(self.pending.drain_some().len() as u64);
         }
         while let Some((extent, _)) = self.cache.deleted.pop() {
             self.cache.reclaim(extent);
@@ -265,22 +217,37 @@ impl Shared {
     }
 
     /// Reactor `number` has this many loads now, and SETs that wait for a grant or none.
-    pub(super) fn note_work(&self, number: usize, loads: usize, sets_wait: bool) {
+    pub(super) fn note_work(&self, number: usize, loads: usize, scheduler: &Scheduler) {
         if self.lanes.len() == 1 {
             return;
         }
         let lane = &self.lanes[number];
+        lane.tell_in_flight(scheduler);
         // Before the loads of others are looked at: either the reactor that ends the last load sees this, or this one sees no load.
-        lane.sets_wait.store(sets_wait, Ordering::SeqCst);
+        lane.sets_wait.store(scheduler.has_waiting_sets(), Ordering::SeqCst);
         if lane.loads.swap(loads, Ordering::SeqCst) > 0 && loads == 0 {
-            let waiting = |lane: &&Lane| lane.sets_wait.load(Ordering::SeqCst);
-            self.lanes.iter().filter(waiting).for_each(|lane| lane.waker.wake());
+            self.wake_waiting_sets();
         }
     }
 
-    pub(super) fn loads_elsewhere(&self, number: usize) -> bool {
+    /// Reactor `number` is about to take up loads: it has some before they are not pending any more, so that nobody sees none.
+    pub(super) fn note_taking_up(&self, number: usize) {
+        self.lanes[number].loads.fetch_max(1, Ordering::SeqCst);
+    }
+
+    /// The last load of a reactor, or of those that none has taken up, has ended.
+    pub(super) fn wake_waiting_sets(&self) {
+        let waiting = |lane: &&Lane| lane.sets_wait.load(Ordering::SeqCst);
+        self.lanes.iter().filter(waiting).for_each(|lane| lane.waker.wake());
+    }
+
+    /// What other reactors than `number` do with the device, and what none has taken up.
+    pub(super) fn elsewhere(&self, number: usize) -> Elsewhere {
+        let are_loads_present = self.pending.has_loads();
+        let mut elsewhere = Elsewhere { are_loads_present, ..Elsewhere::default() };
         let others = self.lanes.iter().enumerate().filter(|(other, _)| *other != number);
-        others.into_iter().any(|(_, lane)| lane.loads.load(Ordering::SeqCst) > 0)
+        others.for_each(|(_, lane)| lane.add_to(&mut elsewhere));
+        elsewhere
     }
 
     pub(crate) fn add_latencies(&self, all: &mut Latencies) {

@@ -3,7 +3,6 @@
 use std::mem;
 use std::time::Instant;
 
-use super::bytes_bound::place_of;
 use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile};
 use super::commit::SYNC_TOKEN;
 use super::errnos::{Failure, Request};
@@ -117,6 +116,7 @@ impl Operations {
 
     /// Gives the device a piece; the file that it is in is open.
     fn start_piece(&mut self, grant: Grant, target: PieceTarget) -> Result<(), EngineError> {
+        self.begun_bytes += grant.length_bytes + PIECE_COSTS_BYTES;
         let operation = &self.active[grant.id].operation;
         let buffer = match operation {
             Operation::Get(request, _) => Some(request.buffer),
@@ -160,7 +160,6 @@ impl Operations {
             let wanted = (active.failure.is_none(), is_load);
             let completed = self.device.complete((token, result), wanted, now);
             if let Ok(true) = completed {
-                self.moved_bytes[place_of(grant.class)] += grant.length_bytes + PIECE_COSTS_BYTES;
                 self.scheduler.finish(grant);
                 self.active[grant.id].timeline.moved = Some(now);
             }

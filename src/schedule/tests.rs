@@ -10,6 +10,12 @@ use proptest::prelude::*;
 
 use super::*;
 
+const LOADS_ELSEWHERE: Elsewhere = Elsewhere {
+    are_loads_present: true,
+    loads: InFlight { pieces: 0, bytes: 0 },
+    sets: InFlight { pieces: 0, bytes: 0 },
+};
+
 const LIMITS: Limits = Limits {
     queue_depth: 4,
     max_io_bytes: 1000,
@@ -41,7 +47,7 @@ impl Clocked {
     }
 
     fn grant(&mut self) -> Option<Grant> {
-        self.scheduler.next_grant(self.now, false)
+        self.scheduler.next_grant(self.now, &Elsewhere::default())
     }
 
     /// Ids of everything that may start now.
@@ -51,7 +57,7 @@ impl Clocked {
 
     /// The same while others load, with the place and length of each piece.
     fn grants_beside_loads(&mut self) -> Vec<(usize, u64, u64)> {
-        let grants = std::iter::from_fn(|| self.scheduler.next_grant(self.now, true));
+        let grants = std::iter::from_fn(|| self.scheduler.next_grant(self.now, &LOADS_ELSEWHERE));
         grants.map(|grant| (grant.id, grant.offset_bytes, grant.length_bytes)).collect()
     }
 
@@ -158,9 +164,12 @@ fn loads_elsewhere_count_as_loads() {
     for id in 1..4 {
         clocked.push(Class::Set, id, 1000);
     }
-    assert_eq!(clocked.scheduler.next_grant(clocked.now, true).map(|grant| grant.id), Some(1));
+    assert_eq!(
+        clocked.scheduler.next_grant(clocked.now, &LOADS_ELSEWHERE).map(|grant| grant.id),
+        Some(1)
+    );
     clocked.wait(300);
-    assert_eq!(clocked.scheduler.next_grant(clocked.now, true), None);
+    assert_eq!(clocked.scheduler.next_grant(clocked.now, &LOADS_ELSEWHERE), None);
     clocked.wait(249);
     assert_eq!(clocked.grants(), [2]);
     clocked.wait(1);
@@ -401,38 +410,20 @@ fn a_set_that_is_taken_back_is_the_next_again() {
 }
 
 #[test]
-fn what_waits_for_more_room_in_the_device_is_held_back() {
-    let mut clocked = Clocked::new(Limits { queue_depth: 8, ..LIMITS });
-    let held_back = |clocked: &Clocked| clocked.scheduler.held_back(clocked.now);
-    clocked.push(Class::Set, 0, 5000);
-    assert_eq!(held_back(&clocked), None, "nobody has asked yet");
-    assert_eq!((clocked.grants().len(), held_back(&clocked)), (3, Some(Class::Set)));
-    clocked.scheduler.hold_sets(true);
-    assert_eq!(held_back(&clocked), None, "they wait for space");
-    clocked.scheduler.hold_sets(false);
-
-    clocked.push(Class::Get, 1, 6000);
-    assert_eq!(held_back(&clocked), None, "SETs wait for the load");
-    let mut gets: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).collect();
-    assert_eq!((gets.len(), held_back(&clocked)), (4, Some(Class::Get)));
-    let limits = |bytes| Limits { queue_depth: 4, max_in_flight_bytes: bytes, ..LIMITS };
-    clocked.scheduler.set_limits(limits(12_000));
-    assert_eq!(held_back(&clocked), Some(Class::Get), "by the number of transfers");
-    let deep = |bytes| Limits { queue_depth: 64, ..limits(bytes) };
-    clocked.scheduler.set_limits(deep(5000));
-    assert_eq!(held_back(&clocked), None, "the next one just fits");
-    clocked.scheduler.set_limits(deep(4999));
-    assert_eq!(held_back(&clocked), Some(Class::Get));
-    clocked.scheduler.set_limits(limits(13_000));
-    assert_eq!(held_back(&clocked), None, "the bytes are far away");
-
-    for _ in 0..3 {
-        gets.into_iter().for_each(|grant| clocked.scheduler.finish(grant));
-        gets = std::iter::from_fn(|| clocked.grant()).collect();
-    }
-    assert_eq!(clocked.scheduler.loads(), 0);
-    assert_eq!(held_back(&clocked), None, "SETs wait for the next load");
-    clocked.wait(250);
-    clocked.grants();
-    assert_eq!(held_back(&clocked), Some(Class::Set));
+fn what_others_have_in_the_device_counts_but_one_piece_goes() {
+    let mut clocked = Clocked::new(LIMITS);
+    let in_flight = |pieces, bytes| InFlight { pieces, bytes };
+    let full =
+        Elsewhere { loads: in_flight(1, LIMITS.max_in_flight_bytes), ..Elsewhere::default() };
+    (0..4).for_each(|id| clocked.push(Class::Get, id, 1000));
+    let mut grant = |elsewhere: &Elsewhere| {
+        clocked.scheduler.next_grant(clocked.now, elsewhere).map(|grant| grant.id)
+    };
+    assert_eq!((grant(&full), grant(&full)), (Some(0), None), "bytes");
+    let deep = Elsewhere { loads: in_flight(LIMITS.queue_depth - 1, 1), ..full };
+    assert_eq!(grant(&deep), None, "transfers");
+    let deep = Elsewhere { loads: in_flight(LIMITS.queue_depth - 2, 1), ..full };
+    assert_eq!(grant(&deep), Some(1));
+    let of_sets = Elsewhere { sets: full.loads, ..Elsewhere::default() };
+    assert_eq!(grant(&of_sets), Some(2), "loads have their own");
 }

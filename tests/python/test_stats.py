@@ -16,7 +16,6 @@ NUMBERS = (
     "data_files",
     "in_flight",
     "bounced_bytes",
-    "checksums_stolen_bytes",
 )
 
 # What test_every_operation_is_counted does.

@@ -40,7 +40,7 @@ fn sets_that_are_due_do_not_hold_up_what_a_load_waits_for() {
         let mut started = Vec::new();
         let mut flying = VecDeque::new();
         while !started.contains(&40) {
-            while let Some(grant) = clocked.scheduler.next_grant(clocked.now, true) {
+            while let Some(grant) = clocked.scheduler.next_grant(clocked.now, &LOADS_ELSEWHERE) {
                 started.push(grant.id);
                 flying.push_back(grant);
             }
@@ -68,7 +68,7 @@ fn what_loads_wait_for_does_not_hold_up_sets_that_are_due() {
         let mut flying = VecDeque::new();
         for turn in 0..200 {
             (0..queue_depth).for_each(|_| push(&mut clocked, 1000 + turn, true));
-            while let Some(grant) = clocked.scheduler.next_grant(clocked.now, true) {
+            while let Some(grant) = clocked.scheduler.next_grant(clocked.now, &LOADS_ELSEWHERE) {
                 started.push(grant.id);
                 flying.push_back(grant);
             }
