@@ -36,10 +36,10 @@ class _Part:
 _PARTS = (
     _Part("soak", 60, runs_beside=True),
     _Part("supply-chain", 1, 1),
-    _Part("models", 3, 1),
+    _Part("models", 3, 0.7),
     _Part("miri", 3),
     _Part("sanitizers", 6),
-    _Part("fuzz", 8, 1),
+    _Part("fuzz", 8, 0.75),
     _Part("stateful", 4, 0.5),
     _Part("faults", 5),
     _Part("scale", 3.5),
