@@ -16,15 +16,9 @@ _BUILT = OUTPUT / "miri"
 # Modules. What has unsafe code comes first, then what is quick; a seed begins elsewhere.
 _FILTERS = (
     *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
-    *("reactor::errnos", "progress", "key::tests", "capacity::tests", "index::leases"),
-    *("index::file::slots", "store::runs", "store::allocator", "format", "backlog"),
-    *(
-        "index::memory::shard::lookup",
-        "index::memory::shard::ghosts",
-        "index::memory::shard::entries",
-        "evict::lists",
-        "evict::extent_map",
-    ),
+    *("reactor::errnos", "progress", "key::tests", "capacity::tests", "evict::leases"),
+    *("file::slots", "store::runs", "store::allocator", "format", "backlog"),
+    *("shard::lookup", "shard::ghosts", "shard::entries", "evict::lists", "evict::extent_map"),
     *("evict::namespaces", "evict::neighbours", "schedule"),
 )
 # They ask the system, take minutes as interpreted, or leak what the kernel still has.
