@@ -43,21 +43,19 @@ impl Cache {
     }
 
     fn is_flush_due(&self) -> bool {
-        let lasting = self.index.table.changes.lasting_ticket();
-        lasting > self.durable_changes.load(Ordering::SeqCst)
+        self.index.lasting_changes() > self.durable_changes.load(Ordering::SeqCst)
     }
 
     /// Makes durable what was stored and removed so far; `all`: also what an earlier owner did.
     pub(crate) fn flush(&self, all: bool) -> io::Result<()> {
-        let table = &self.index.table;
         if all {
             // A sync of that owner may have failed.
-            table.write_anew_later();
+            self.index.write_anew_later();
         }
         // Their bytes were noted as written before.
-        let written = table.changes.progress.done();
+        let written = self.index.written_changes();
         let of_data = if all { self.store.sync() } else { self.store.flush() };
-        let outcome = of_data.and_then(|()| table.sync());
+        let outcome = of_data.and_then(|()| self.index.sync());
         if outcome.is_ok() {
             self.durable_changes.store(written, Ordering::SeqCst);
         }
@@ -75,12 +73,11 @@ impl Cache {
 
     /// Stores and removals, at most, that are not known to be durable. In `persistent` those whose records are not in the file yet.
     pub(crate) fn changes_not_durable(&self) -> u64 {
-        let changes = &self.index.table.changes;
         let durable = match self.config.durability {
             Durability::BestEffort => self.durable_changes.load(Ordering::SeqCst),
-            Durability::Persistent => changes.progress.done(),
+            Durability::Persistent => self.index.written_changes(),
         };
-        changes.lasting_ticket().saturating_sub(durable)
+        self.index.lasting_changes().saturating_sub(durable)
     }
 
     /// Whether such a sync has failed since the store was opened.

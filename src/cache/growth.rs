@@ -22,11 +22,11 @@ fn keep_growing(cache: &Cache) {
     let _ending = NoMoreGrowth(cache);
     while cache.growth.wait(None) {
         if let Some(needed_bytes) = cache.growth.take() {
-            let (table, before) = (&cache.index.table, cache.index.table.slot_count());
+            let slots_before = cache.index.record_slots();
             cache.grow(needed_bytes);
             cache.growth.note_done();
             cache.wake_reactors();
-            table.populate_from(before);
+            cache.index.populate_from(slots_before);
         }
     }
 }
@@ -48,7 +48,7 @@ impl Cache {
 
     /// Has the store grow if it soon has to.
     pub(super) fn grow_ahead(&self) {
-        let is_due = || self.store.is_growth_due(0) || self.index.table.is_growth_due();
+        let is_due = || self.store.is_growth_due(0) || self.index.is_growth_due();
         if !self.is_growing() && is_due() {
             self.order_growth(0);
         }
@@ -67,11 +67,10 @@ impl Cache {
     /// Makes the first data file, and the first part of the index, if they are not there. SETs that fail name
     /// what is in the way.
     pub(crate) fn prepare_growth(&self) {
-        let table = &self.index.table;
-        if table.slot_count() == 0 {
-            let _ = table.grow();
+        if self.index.record_slots() == 0 {
+            let _ = self.index.grow();
         }
-        if let Err(error) = self.store.prepare(table) {
+        if let Err(error) = self.store.prepare(self.index.space()) {
             log::warn!("{}: {error}", self.config.path().display());
         }
     }
@@ -79,7 +78,7 @@ impl Cache {
     /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
     /// finds none is lost; the data files live with what there is.
     pub(super) fn look_at_blocks(&self) {
-        self.index.table.unshare();
+        self.index.unshare();
         self.store.look_at_blocks(&|| self.reinsert_useless());
     }
 
@@ -98,10 +97,10 @@ impl Cache {
         if self.store.is_look_due(true) {
             self.look_at_blocks();
         }
-        let table = &self.index.table;
-        while self.store.is_growth_due(needed_bytes) && self.store.grow(needed_bytes, table).is_ok()
-        {
-        }
-        while table.is_growth_due() && table.grow().is_ok() {}
+        let index = &self.index;
+        while self.store.is_growth_due(needed_bytes)
+            && self.store.grow(needed_bytes, index.space()).is_ok()
+        {}
+        while index.is_growth_due() && index.grow().is_ok() {}
     }
 }

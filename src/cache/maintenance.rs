@@ -64,13 +64,12 @@ impl<'cache> Timer<'cache> {
 
 fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
     let [sweep_pause, uses_pause, discard_pause] = pauses(&cache.config);
-    let changes = &cache.index.table.changes;
     let mut uses_ticket = 0;
     let write_uses = move || {
         // One round at a time, however long the file system takes.
-        if changes.progress.is_done(uses_ticket) {
+        if cache.index.are_written(uses_ticket) {
             cache.write_uses();
-            uses_ticket = changes.progress.ticket();
+            uses_ticket = cache.index.queued_changes();
         }
     };
     let look = || {
@@ -87,7 +86,7 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
     let timers = all.into_iter().filter_map(|(pause, work)| Some(Timer::new(pause?, work)));
     let mut timers: Vec<_> = timers.collect();
     loop {
-        changes.announce();
+        cache.index.announce_changes();
         if !cache.maintenance.wait(timers.iter().map(|timer| timer.due).min()) {
             return;
         }
@@ -109,8 +108,8 @@ impl Cache {
 
     /// Logs how many failures were counted, where that is due, or none is noted any more.
     pub(crate) fn tell_counts(&self, is_last: bool) {
-        let (store, table) = (self.store.log_limits(), self.index.table.log_limits());
-        let all = self.log_limits.all().into_iter().chain(store).chain(table);
+        let (store, index) = (self.store.log_limits(), self.index.log_limits());
+        let all = self.log_limits.all().into_iter().chain(store).chain(index);
         all.for_each(|limit| limit.tell_count(self.config.path(), is_last));
     }
 
@@ -153,7 +152,7 @@ impl Cache {
     pub(super) fn look_for_files(&self, tell: &dyn Fn(FilesChange)) {
         let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
         self.presence.note(missed, self.config.path(), has_others).into_iter().for_each(tell);
-        if self.store.is_look_due(false) || self.index.table.lacks_blocks() {
+        if self.store.is_look_due(false) || self.index.lacks_blocks() {
             self.look_at_blocks();
         }
     }
@@ -161,7 +160,7 @@ impl Cache {
     /// Discards extents that were freed, until there is something more urgent.
     pub(super) fn discard_freed(&self) {
         // It waits for records to be cleared.
-        self.index.table.changes.announce();
+        self.index.announce_changes();
         let mut slice = Instant::now();
         while self.store.discard_freed() && self.maintenance.rest(&mut slice, true) {}
     }
@@ -169,15 +168,14 @@ impl Cache {
     /// Has it written into the records how their chunks were used, until there is something more urgent, or the file system takes
     /// long. A fifth of the time, and a few at a time: answers of SETs and DELETEs wait behind them.
     pub(super) fn write_uses(&self) {
-        let (table, mut slice) = (&self.index.table, Instant::now());
-        for number in 0..self.index.shard_count() {
+        let (index, mut slice) = (&self.index, Instant::now());
+        for number in 0..index.shard_count() {
             let mut has_more = true;
             while has_more {
-                has_more = self.index.write_uses(number);
-                table.changes.announce();
-                let (progress, mut patience) =
-                    (&table.changes.progress, Patience::new(LONGEST_WRITE));
-                if !progress.wait(progress.ticket(), Some(&mut patience)) {
+                has_more = index.write_uses(number);
+                index.announce_changes();
+                let mut patience = Patience::new(LONGEST_WRITE);
+                if !index.wait_until_written(index.queued_changes(), Some(&mut patience)) {
                     return;
                 }
                 if slice.elapsed() >= SLICE && !self.maintenance.rest(&mut slice, true) {

@@ -82,12 +82,7 @@ impl Cache {
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<WriteHandle>, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
-        if let Some(error) = self.index.table.unreadable() {
-            return Err(error);
-        }
-        if self.index.table.lacks_blocks() {
-            return Err(self.index.table.why_not_written());
-        }
+        self.index.check_writable()?;
         let held_bytes = Extent::blocks_for(bytes) as u64 * BLOCK_BYTES;
         self.writes.begin(held_bytes);
         let outcome = self.try_to_find_room(request, bytes, making);
@@ -171,7 +166,7 @@ impl Cache {
         key_bytes: usize,
         defer_reclaim: impl Fn(),
     ) -> Result<Reservation, StoreError> {
-        let mut outcome = self.index.table.reserve(key_bytes);
+        let mut outcome = self.index.reserve_record(key_bytes);
         let mut attempts = 0;
         if matches!(outcome, Err(StoreError::IndexUnreadable { .. })) {
             return outcome;
@@ -188,7 +183,7 @@ impl Cache {
             let Some(has_evicted) = self.evict_coldest() else { break };
             if has_evicted {
                 attempts += 1;
-                outcome = self.index.table.reserve(key_bytes);
+                outcome = self.index.reserve_record(key_bytes);
             }
         }
         outcome

@@ -240,7 +240,7 @@ impl WriteHandle {
             cache: Arc::clone(cache),
             digest,
             extent,
-            free_ticket: cache.index.table.changes.freed_ticket(),
+            free_ticket: cache.index.freeing_changes(),
             record: Some(reservation),
             quota,
             is_unwritable: false,

@@ -179,7 +179,7 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         let expire = |volume: &Volume| {
             let count = volume.shared.cache.expire(false);
-            volume.shared.cache.index.table.changes.announce();
+            volume.shared.cache.index.announce_changes();
             count
         };
         Ok(self.volumes.live().map(expire).sum())

@@ -19,7 +19,7 @@ use super::closing::close_started;
 use super::home::FoundHome;
 use super::volume::Volume;
 use super::volumes::{Unavailable, Volumes};
-use crate::cache::WriteBudget;
+use crate::cache::{ChunkIndex, WriteBudget};
 use crate::completion_queue::CompletionQueues;
 use crate::config::Config;
 use crate::engine::WatchedFiles;
@@ -27,7 +27,6 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
-use crate::index::Table;
 use crate::index::{FoundIndex, Sharing};
 use crate::parallel::{OPENING, on_threads};
 use crate::placement::{Placement, VolumeSet};
@@ -318,14 +317,14 @@ fn agree(
         return Ok((placement, epoch));
     }
     let set = Membership::new(epoch + 1, unavailable, ids);
-    let change = |change: &dyn Fn(&Table) -> io::Result<()>| {
+    let change = |change: &dyn Fn(&ChunkIndex) -> io::Result<()>| {
         opened.iter().enumerate().try_for_each(|(position, volume)| {
             let error = OpenError::io("write the index of", volume.path());
-            change(&volume.index().table).map_err(|source| (position, error(source)))
+            change(volume.index()).map_err(|source| (position, error(source)))
         })
     };
     // What was dropped is not to come back once the set is noted.
-    change(&Table::sync)?;
-    change(&|table| table.write_membership(&set))?;
+    change(&ChunkIndex::sync)?;
+    change(&|index| index.write_membership(&set))?;
     Ok((placement, epoch + 1))
 }

@@ -58,7 +58,7 @@ impl Volume {
     /// Ends it, when no reactor of any volume begins anything any more.
     fn close(&self) {
         let _ = self.reactors_end.set(self.threads.lock().join_reactors());
-        let is_written = self.threads.lock().end_others();
+        let is_written = self.threads.lock().end_others(&self.shared);
         let orderly = is_written && self.reactors_end.get() == Some(&ReactorEnd::Orderly);
         // Who has memory of callers has the files as well.
         let clean = !self.is_memory_held() && release(&self.shared, orderly);
@@ -120,9 +120,9 @@ fn release(shared: &Shared, orderly: bool) -> bool {
         index.write_all_uses();
         // The data first: a clean flag must not be on disk before what it vouches for.
         store.sync()?;
-        index.table.sync()?;
+        index.sync()?;
         index.write_session(shared.cache.config.clock.now_ms(), true)?;
-        index.table.sync()
+        index.sync()
     };
     let noted =
         if orderly { note() } else { Err(io::Error::other("not all was done that was asked for")) };
@@ -136,7 +136,7 @@ fn release(shared: &Shared, orderly: bool) -> bool {
             }
         }
     }
-    match store.release().and_then(|()| index.table.release_file()) {
+    match store.release().and_then(|()| index.release_file()) {
         Ok(()) => shared.cache.open_store.note_closed(),
         Err(error) => log::error!("{path} stays locked until this process ends: {error}"),
     }

@@ -86,12 +86,12 @@ impl Connector {
         let (mut leased_bytes, mut pinned_bytes) = (0, 0);
         if is_owner {
             usage = shared.cache.store.usage();
-            records = u64::from(index.table.used_slots());
+            records = u64::from(index.used_records());
             (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
             let kept = shared.cache.presence.reason().or_else(|| shared.cache.refusal());
             reason = kept.map(|reason| reason.to_string()).or_else(|| shared.health.reason());
         }
-        let unreadable = || index.table.unreadable().map(|error| error.to_string());
+        let unreadable = || index.unreadable().map(|error| error.to_string());
         let last_error = is_owner.then(|| shared.health.last_error()).flatten();
         let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let trouble = is_owner.then(|| unreadable().or_else(|| shared.health.trouble())).flatten();
@@ -112,7 +112,7 @@ impl Connector {
             keys: index.keys(),
             stored_bytes: index.stored_bytes(),
             records,
-            index_pages_lost: index.table.lost_pages() as u64,
+            index_pages_lost: index.lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
             capacity_bytes: volume.budget.capacity_bytes,
             used_bytes: volume.budget.used_bytes(),

@@ -32,9 +32,9 @@ pub struct Removal {
 impl Removal {
     /// What was queued for the index of a path by now.
     pub(super) fn add(&mut self, shared: &Arc<Shared>) {
-        let changes = &shared.cache.index.table.changes;
-        changes.announce();
-        self.waits.push((Arc::clone(shared), changes.progress.ticket()));
+        let index = &shared.cache.index;
+        index.announce_changes();
+        self.waits.push((Arc::clone(shared), index.queued_changes()));
     }
 
     /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
@@ -52,8 +52,7 @@ impl Removal {
     ) -> Result<(), SubmitError> {
         let mut outcome = self.refused.map_or(Ok(()), Err);
         for (shared, ticket) in self.waits {
-            let progress = &shared.cache.index.table.changes.progress;
-            if !progress.wait(ticket, patience.as_deref_mut()) {
+            if !shared.cache.index.wait_until_written(ticket, patience.as_deref_mut()) {
                 outcome = outcome.and(Err(not_removed(&shared)));
             }
         }
@@ -247,7 +246,7 @@ impl Connector {
             if !items.is_empty() {
                 volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
-                volume.shared.cache.index.table.changes.announce();
+                volume.shared.cache.index.announce_changes();
             }
         }
         self.completions.announce();

@@ -19,10 +19,10 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
 use crate::format::record::MAX_CHUNK_BYTES;
-use crate::index::{ChunkVersion, Index, Recovery, Sharing};
+use crate::index::{ChunkVersion, Index, RecordWriter, Recovery, Sharing};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{MakeEngine, ReactorEnd, Reactors, RecordWriter, Shared};
+use crate::reactor::{MakeEngine, ReactorEnd, Reactors, Shared};
 use crate::sync::Mutex;
 
 /// A path in use.
@@ -72,8 +72,7 @@ impl Volume {
             Index::open(index, &budget, &config, quotas, |table| {
                 home.open_store(&config, files, &budget, table, &wakers)
             })?;
-        let table = &index.table;
-        let id = table.store_id().map_err(io_error("read the index of"))?;
+        let id = index.store_id().map_err(io_error("read the index of"))?;
         let (completions, write_budget) = (Arc::clone(completions), Arc::clone(write_budget));
         let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
@@ -130,7 +129,7 @@ impl Volume {
         started.inspect_err(|_| {
             shared.stop(Duration::ZERO);
             threads.join_reactors();
-            threads.end_others();
+            threads.end_others(shared);
         })
     }
 
@@ -186,7 +185,10 @@ impl Threads {
     ) -> Result<(), OpenError> {
         let io_error = |action| OpenError::io(action, shared.cache.config.path());
         let thread_error = || io_error("start a thread for");
-        self.writer = Some(RecordWriter::start(shared).map_err(thread_error())?);
+        let config = &shared.cache.config;
+        if !config.works_inline {
+            self.writer = Some(shared.start_record_writer().map_err(thread_error())?);
+        }
         self.reactors = Some(Reactors::start(shared, unverified, make_engine)?);
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
         // From here on a failed sync may be of what this owner has written.
@@ -197,7 +199,6 @@ impl Threads {
         let maintenance =
             shared.cache.start_maintenance(move |change| note_files_change(&owner, change));
         self.maintenance = Some(maintenance.map_err(thread_error())?);
-        let config = &shared.cache.config;
         if config.durability == Durability::BestEffort && !config.works_inline {
             let owner = Arc::clone(shared);
             let note = move |outcome: &io::Result<()>| owner.note_flush(outcome);
@@ -212,15 +213,18 @@ impl Threads {
         self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join)
     }
 
-    /// Ends all others, when the reactors have ended. Says whether all changes of records are written.
-    pub(super) fn end_others(&mut self) -> bool {
+    /// Ends all others, when the reactors have ended. Says whether all changes of records are written; answers that wait for one that
+    /// is not, fail.
+    pub(super) fn end_others(&mut self, shared: &Shared) -> bool {
         // They free extents, which needs the files; what was queued may have needed them until now.
         [self.maintenance.take(), self.flushes.take(), self.growth.take()]
             .into_iter()
             .flatten()
             .for_each(CacheThread::end);
         // After all that change records.
-        self.writer.take().is_none_or(RecordWriter::end)
+        let is_written = self.writer.take().is_none_or(RecordWriter::end);
+        shared.fail_answers();
+        is_written
     }
 }
 
@@ -255,14 +259,14 @@ fn warn_of_capacity(path: &Path, budget: &Budget) {
 fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
     if shared.cache.config.durability == Durability::Persistent && !was_closed {
         // A sync may have failed, and its owner been killed before it saw that.
-        shared.cache.index.table.write_anew();
+        shared.cache.index.write_anew();
     }
     let note = || {
         if shared.cache.config.durability == Durability::Persistent {
             shared.cache.store.sync()?;
         }
         shared.cache.index.write_session(shared.cache.config.clock.now_ms(), false)?;
-        shared.cache.index.table.sync()
+        shared.cache.index.sync()
     };
     note().or_else(|error| {
         let path = shared.cache.config.path().display();

@@ -145,7 +145,7 @@ impl Volumes {
         let mut noted = set;
         for number in set.iter() {
             let volume = &self.all[number];
-            match volume.index().table.write_membership(&note) {
+            match volume.index().write_membership(&note) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error().is_none_or(is_of_path) => {
                     let reason = || format!("its index cannot be written: {error}");

@@ -1,5 +1,6 @@
 //! Which chunks are stored: a map in memory for lookups, and an index file of records for the next open.
 
+mod facade;
 mod file;
 mod inspection;
 #[cfg(test)]
@@ -12,6 +13,7 @@ pub(crate) mod test_index;
 
 pub(crate) use file::index_file::{IndexPlace, owner_in_directory, owner_on_device};
 pub(crate) use file::locked_index::{FoundIndex, Sharing};
+pub(crate) use file::record_writer::{RecordWriter, WriterEvent};
 pub(crate) use file::table::{ChunkFields, Reservation, Table};
 pub use inspection::chunk_reader::{ChunkCondition, ChunkReader};
 pub use inspection::listing::{Damage, StoredChunk, StoredChunks, list_chunks};

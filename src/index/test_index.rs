@@ -54,6 +54,15 @@ impl<G, S> Index<G, S> {
         self.table.changes.progress.note_done(changes.len() as u64);
     }
 
+    /// From here on changes are queued, and nobody writes them.
+    pub(crate) fn defer_changes(&self) {
+        self.table.changes.defer(true);
+    }
+
+    pub(crate) fn end_changes(&self) {
+        self.table.changes.end();
+    }
+
     /// Chunks whose last use is not in their records.
     pub(crate) fn uses_behind(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().used.len()).sum()

@@ -268,7 +268,7 @@ impl Operations {
         group.failed_syncs = self.shared.failed_syncs();
         // Their records were cleared, in memory: before the ticket.
         group.withdrawn = self.shared.cache.take_withdrawn();
-        group.awaited_records = Some(self.shared.cache.index.table.changes.progress.ticket());
+        group.awaited_records = Some(self.shared.cache.index.queued_changes());
         self.sync_index()
     }
 
@@ -279,7 +279,7 @@ impl Operations {
             return Ok(());
         }
         self.commit.awaited_records = None;
-        let index = cache.index.table.sync_descriptor(self.number);
+        let index = cache.index.sync_descriptor(self.number);
         self.submit_syncs(&[sync_of(Action::Sync, index, true)])
     }
 

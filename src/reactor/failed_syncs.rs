@@ -69,7 +69,7 @@ impl Shared {
         self.sync_errno.store(errno, Ordering::SeqCst);
         // Records that others cleared were dropped as well, and nobody else writes those again.
         if is_first {
-            self.cache.index.table.write_anew_later();
+            self.cache.index.write_anew_later();
         }
         self.failed_syncs.fetch_add(1, Ordering::SeqCst);
     }

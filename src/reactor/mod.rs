@@ -18,7 +18,6 @@ mod operation;
 mod operations;
 mod pending;
 mod piece;
-mod record_writer;
 mod responsiveness;
 mod room_queue;
 mod set;
@@ -26,6 +25,7 @@ mod shared;
 mod threads;
 mod transfers;
 mod verify;
+mod waiting_answers;
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,9 +36,9 @@ pub(crate) use errnos::{is_gone, is_of_path};
 pub(crate) use health::Alarm;
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
-pub(crate) use record_writer::{Answer, RecordWriter};
 pub(crate) use shared::Shared;
 pub(crate) use threads::{MakeEngine, REACTORS_ABOVE_THREADS, ReactorEnd, Reactors};
+pub(crate) use waiting_answers::Answer;
 
 use crate::engine::EngineError;
 use crate::sync::atomic::Ordering;
@@ -136,7 +136,7 @@ impl Operations {
             };
             turns_unannounced += 1;
             if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.shared.cache.index.table.changes.announce();
+                self.shared.cache.index.announce_changes();
                 turns_unannounced = 0;
             }
             let came_back = self.reap_or_sleep(timeout, deadline)?;
@@ -191,7 +191,7 @@ impl Operations {
             self.drop_queued();
         }
         self.shared.completions.announce();
-        self.shared.cache.index.table.changes.announce();
+        self.shared.cache.index.announce_changes();
         true
     }
 }

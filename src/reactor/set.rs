@@ -9,7 +9,7 @@ use super::errnos::{Failure, Fate, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
 use super::operations::Operations;
-use super::record_writer::Answer;
+use super::waiting_answers::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
 use crate::config::Durability;
 use crate::error::StoreError;

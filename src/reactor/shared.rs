@@ -9,7 +9,7 @@ use super::latency::Latencies;
 use super::limits::{self, CHECKSUM_TURN_BYTES};
 use super::operation::Operation;
 use super::pending::Pending;
-use super::record_writer::WaitingAnswers;
+use super::waiting_answers::WaitingAnswers;
 use super::responsiveness::Responsiveness;
 use crate::cache::Cache;
 use crate::completion_queue::CompletionQueues;

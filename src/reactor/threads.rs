@@ -99,7 +99,7 @@ fn start(
 ) -> Result<(ReactorThread, usize), OpenError> {
     let cache = &shared.cache;
     let io_error = |action| OpenError::io(action, cache.config.path());
-    cache.index.table.prepare_syncs(number + 1).map_err(io_error("open the index of"))?;
+    cache.index.prepare_syncs(number + 1).map_err(io_error("open the index of"))?;
     let (tell_ending, ending) = mpsc::sync_channel(1);
     let (tell_started, started) = mpsc::sync_channel(1);
     let own = Arc::clone(shared);

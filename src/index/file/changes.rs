@@ -1,7 +1,7 @@
 //! Changes of records, on their way into the index file.
 //!
 //! A write to a file may wait for its file system: for the journal, and without end while it is frozen. While a store is open,
-//! changes are queued under the lock of their shard, and one thread (`record_writer` in the reactor) makes them in that order
+//! changes are queued under the lock of their shard, and one thread (`record_writer`) makes them in that order
 //! with no lock held: a kill leaves a prefix of them. Until then the new records are kept here.
 //!
 //! By write(2), not through the mapping: before Linux 6.7 a page fault that waits for the file system holds the lock of the

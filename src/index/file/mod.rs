@@ -5,6 +5,7 @@ pub(super) mod index_bytes;
 pub(super) mod index_file;
 pub(super) mod locked_index;
 pub(super) mod mapping;
+pub(super) mod record_writer;
 mod records;
 mod slots;
 mod space;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::changes::Change;
+use super::record_writer::WriterEvent;
 use super::table::Table;
 use crate::error::{StoreError, way_to_write};
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
@@ -59,20 +60,19 @@ impl Table {
         }
     }
 
-    /// Makes changes as they come, and calls `notify` whenever some are made, until [`Changes::end`](super::changes::Changes::end)
-    /// and the last of them. May wait for the file system. What the file refuses is tried again, and nothing behind it is made
-    /// before. When that lasts long, `notify` gets the error, once, and [`Progress::refusal`](crate::progress::Progress::refusal) says
-    /// so until the file takes it.
-    pub(crate) fn make_changes(&self, notify: impl Fn(Option<&io::Error>)) {
+    /// Makes changes as they come until [`Changes::end`](super::changes::Changes::end) and the last of them. May wait for the file
+    /// system. What the file refuses is tried again, and nothing behind it is made before. When that lasts long, `notify` gets the
+    /// error, once, and [`Progress::refusal`](crate::progress::Progress::refusal) says so until the file takes it.
+    pub(super) fn make_changes(&self, notify: &dyn Fn(WriterEvent<'_>)) {
         let mut changes = Vec::new();
         while self.changes.take(&mut changes) {
             self.is_cut_short();
-            if !self.make_in_order(&changes, &notify) {
+            if !self.make_in_order(&changes, notify) {
                 return;
             }
             self.changes.progress.note_done(changes.len() as u64);
             changes.clear();
-            notify(None);
+            notify(WriterEvent::Written);
         }
     }
 
@@ -80,7 +80,7 @@ impl Table {
     pub(in crate::index) fn make_in_order(
         &self,
         changes: &[Change],
-        notify: &dyn Fn(Option<&io::Error>),
+        notify: &dyn Fn(WriterEvent<'_>),
     ) -> bool {
         let page = |change: &Change| place_of(change).map(|(at, _)| at / PAGE_BYTES as u64);
         changes.chunk_by(|one, next| page(one).is_some() && page(one) == page(next)).all(|run| {
@@ -90,7 +90,7 @@ impl Table {
     }
 
     /// Makes a change, again and again if it has to. False if it is to end before.
-    fn make_with_retries(&self, change: &Change, notify: &dyn Fn(Option<&io::Error>)) -> bool {
+    fn make_with_retries(&self, change: &Change, notify: &dyn Fn(WriterEvent<'_>)) -> bool {
         let mut patience = Patience::new(LONGEST_REFUSAL);
         let mut pause = FIRST_RETRY_PAUSE;
         loop {
@@ -106,7 +106,7 @@ impl Table {
             {
                 pause = LATER_RETRY_PAUSE;
                 if self.changes.progress.refuse(&self.refusal_text(error)) {
-                    notify(Some(error));
+                    notify(WriterEvent::Refused(error));
                 }
             }
             if !self.changes.pause(pause) {

@@ -21,7 +21,7 @@ const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
 
 /// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
 pub(crate) struct Index<G, S> {
-    pub(crate) table: Table,
+    pub(in crate::index) table: Arc<Table>,
     pub(in crate::index) shards: Box<[LockedShard<G, S>]>,
     generation: AtomicU64,
     /// First generation of this session.
@@ -84,7 +84,7 @@ impl<G, S> Index<G, S> {
             would_hit: Default::default(),
             key_events: OnceLock::new(),
             config,
-            table,
+            table: Arc::new(table),
             shards: (0..SHARDS).map(|_| LockedShard(Mutex::new(Shard::new()))).collect(),
             generation: AtomicU64::new(generation),
             first_generation: generation,

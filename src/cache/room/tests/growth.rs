@@ -20,37 +20,37 @@ fn fill_up(still: &Still) {
 fn the_first_file_and_the_first_part_of_the_index_are_made_at_once() {
     let still = apart();
     let cache = &still.cache;
-    assert_eq!((cache.index.table.slot_count(), cache.store.fill().total_bytes), (0, 0));
+    assert_eq!((cache.index.record_slots(), cache.store.fill().total_bytes), (0, 0));
     cache.prepare_growth();
-    assert!(cache.index.table.slot_count() > 0 && cache.store.fill().total_bytes > 0);
+    assert!(cache.index.record_slots() > 0 && cache.store.fill().total_bytes > 0);
     // What is there stays as it is.
-    let before = cache.index.table.slot_count();
+    let before = cache.index.record_slots();
     cache.prepare_growth();
-    assert_eq!(cache.index.table.slot_count(), before);
+    assert_eq!(cache.index.record_slots(), before);
 }
 
 #[test]
 fn growth_is_ordered_once_when_data_or_index_are_due() {
     let still = apart();
-    let (cache, table) = (&still.cache, &still.cache.index.table);
+    let (cache, index) = (&still.cache, &still.cache.index);
     let is_ordered = || {
         cache.grow_ahead();
         let order = cache.growth.take();
         assert!(order.is_none_or(|bytes| bytes == 0), "{order:?}");
         order.is_some()
     };
-    let are_due = || (cache.store.is_growth_due(0), table.is_growth_due());
+    let are_due = || (cache.store.is_growth_due(0), index.is_growth_due());
     cache.prepare_growth();
     assert_eq!((are_due(), is_ordered()), ((false, false), false));
     fill_up(&still);
     assert_eq!((are_due(), is_ordered()), ((true, false), true));
     assert!(!is_ordered(), "it is under way");
     while cache.store.is_growth_due(0) {
-        cache.store.grow(0, table).unwrap();
+        cache.store.grow(0, index.space()).unwrap();
     }
     cache.growth.note_done();
-    while !table.is_growth_due() {
-        std::mem::forget(table.reserve(1).unwrap());
+    while !index.is_growth_due() {
+        std::mem::forget(index.reserve_record(1).unwrap());
     }
     assert_eq!((are_due(), is_ordered()), ((false, true), true));
 }

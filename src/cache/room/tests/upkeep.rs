@@ -18,12 +18,12 @@ fn stored_and_used() -> Still {
 #[test]
 fn uses_are_written_a_few_at_a_time() {
     let still = stored_and_used();
-    let table = &still.cache.index.table;
+    let index = &still.cache.index;
     // Nobody makes these.
-    table.changes.defer(true);
-    let before = table.changes.progress.ticket();
+    index.defer_changes();
+    let before = index.queued_changes();
     still.cache.write_uses();
-    let queued = table.changes.progress.ticket() - before;
+    let queued = index.queued_changes() - before;
     assert!((1..=64).contains(&queued), "{queued} uses");
 }
 
@@ -90,7 +90,7 @@ fn all_uses_are_written() {
     let still = stored_and_used();
     assert_eq!(still.cache.index.uses_behind(), 3000);
     let cache = &still.cache;
-    cache.index.table.changes.defer(true);
+    cache.index.defer_changes();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -110,7 +110,7 @@ fn all_uses_are_written() {
         };
         is_over.store(true, Ordering::SeqCst);
         // It may wait for more.
-        cache.index.table.changes.end();
+        cache.index.end_changes();
         assert!(are_written);
     });
 }

@@ -1,15 +1,7 @@
-//! The thread that changes records in the file of the index, in the order in which they were changed in memory. It alone may
-//! wait for that file system: no reactor and no submit does.
-//!
-//! These wait for it:
-//!
-//! - A SET is answered when its record is written, a DELETE when its records are cleared: a kill loses nothing that was answered.
-//! - Nothing is written to an extent, and it is not discarded, before the record is cleared that named it.
-//! - In `persistent`, a sync of the index begins when the records are written that it is for.
+//! Answers of SETs and DELETEs that wait until their changes are in the index file.
 
 use std::collections::VecDeque;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +11,8 @@ use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
 use crate::failure::{FailureCode, FailureReason};
+use crate::index::{RecordWriter, WriterEvent};
 use crate::sync::atomic::Ordering;
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::join;
 
 /// Answers that wait for changes of records.
 #[derive(Default)]
@@ -47,7 +38,7 @@ impl Answer {
         match self {
             Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
             Self::Stored { generation: Some(generation), .. }
-                if cache.index.table.changes.has_lost(generation) =>
+                if cache.index.has_lost_record(generation) =>
             {
                 let path = cache.config.path().display();
                 let message =
@@ -87,19 +78,31 @@ fn unavailable(refusal: &str) -> FailureReason {
 }
 
 impl Shared {
+    /// Starts the thread that writes records, which answers what waits for them.
+    pub(crate) fn start_record_writer(self: &Arc<Self>) -> io::Result<RecordWriter> {
+        let shared = Arc::clone(self);
+        self.cache.index.start_writer(move |event| match event {
+            WriterEvent::Written => shared.note_changes_made(),
+            WriterEvent::Refused(error) => shared.note_index_refuses(error),
+            WriterEvent::Panicked => {
+                shared.fail_for("the thread that writes its records has stopped after a panic");
+            }
+        })
+    }
+
     /// Answers when all changes of records are made that were queued by now. If they are refused, or nobody makes them any more, it
     /// fails.
     pub(crate) fn answer_when_written(&self, answer: Answer) {
-        let progress = &self.cache.index.table.changes.progress;
+        let index = &self.cache.index;
         let mut waiting = self.answers.lock();
-        let ticket = progress.ticket();
-        match progress.is_done(ticket) {
+        let ticket = index.queued_changes();
+        match index.are_written(ticket) {
             true => {
                 drop(waiting);
                 answer.give(&self.cache);
             }
             false if waiting.have_ended => {}
-            false => match progress.refusal() {
+            false => match index.write_refusal() {
                 Some(reason) => {
                     drop(waiting);
                     answer.fail(&self.cache, &unavailable(&reason));
@@ -111,8 +114,7 @@ impl Shared {
 
     /// The index takes no change: fails what waits for it, and what reactors have that does.
     fn note_index_refuses(&self, error: &io::Error) {
-        let progress = &self.cache.index.table.changes.progress;
-        let reason = progress.refusal().unwrap_or_default();
+        let reason = self.cache.refusal().unwrap_or_default();
         if error.raw_os_error().is_none_or(is_of_path) && self.cache.path_count() > 1 {
             self.health.fail_for_now(|| reason.to_string());
         }
@@ -126,9 +128,9 @@ impl Shared {
 
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
-        let progress = &self.cache.index.table.changes.progress;
         let mut waiting = self.answers.lock();
-        let end = waiting.answers.partition_point(|(ticket, _)| progress.is_done(*ticket));
+        let is_due = |(ticket, _): &(u64, Answer)| self.cache.is_recorded(*ticket);
+        let end = waiting.answers.partition_point(is_due);
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
         drop(waiting);
         if !due.is_empty() {
@@ -151,7 +153,7 @@ impl Shared {
 
     /// Nobody makes changes any more, or it is not worth waiting for: fails what waits for them.
     pub(crate) fn fail_answers(&self) {
-        self.cache.index.table.changes.progress.end();
+        self.cache.index.abandon_changes();
         let mut waiting = self.answers.lock();
         waiting.have_ended = true;
         let left = std::mem::take(&mut waiting.answers);
@@ -160,57 +162,5 @@ impl Shared {
         self.cache.counters.abandoned.add(count as u64);
         drop(left);
         self.completions.announce();
-    }
-}
-
-pub(crate) struct RecordWriter {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl RecordWriter {
-    pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<Self> {
-        let shared = Arc::clone(shared);
-        if shared.cache.config.works_inline {
-            return Ok(Self { shared, thread: None });
-        }
-        let thread = Builder::new().name("kvring-records".into()).spawn({
-            let shared = Arc::clone(&shared);
-            move || {
-                let table = &shared.cache.index.table;
-                let notify = |refusal: Option<&io::Error>| match refusal {
-                    Some(error) => shared.note_index_refuses(error),
-                    None => shared.note_changes_made(),
-                };
-                let make = || table.make_changes(notify);
-                match catch_unwind(AssertUnwindSafe(make)) {
-                    Ok(()) => table.changes.progress.end(),
-                    Err(panic) => {
-                        shared.fail_for(
-                            "the thread that writes its records has stopped after a panic",
-                        );
-                        resume_unwind(panic);
-                    }
-                }
-            }
-        })?;
-        shared.cache.index.table.changes.defer(true);
-        Ok(Self { shared, thread: Some(thread) })
-    }
-
-    /// Ends it when everything is written, for which the file system may take any time, or is refused. Says whether everything is
-    /// written. What waits for an answer that is not, fails.
-    pub(crate) fn end(self) -> bool {
-        let changes = &self.shared.cache.index.table.changes;
-        changes.end();
-        if let Some(thread) = self.thread {
-            join(thread, "what was stored or deleted last is not in the index");
-        }
-        let is_written = changes.progress.is_done(changes.progress.ticket());
-        if is_written {
-            changes.defer(false);
-        }
-        self.shared.fail_answers();
-        is_written
     }
 }
