@@ -7,7 +7,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::assembly::newest_of;
+use super::opening::newest_of;
 use crate::block::Extent;
 use crate::capacity::Budget;
 use crate::config::{Config, Layout};

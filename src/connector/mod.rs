@@ -1,14 +1,13 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
 mod admin;
-mod assembly;
 mod closing;
 mod engines;
 mod forecast;
 mod gate;
-mod home;
 mod key_watch;
 mod memory;
+mod opening;
 mod shutdown;
 mod status;
 mod submits;
@@ -21,12 +20,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use assembly::open_all;
 use closing::{close_all, close_started, on_thread};
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
-pub use home::format_device;
 use key_watch::KeyWatch;
+pub use opening::format_device;
+use opening::{OpenedStore, open_all};
 pub use shutdown::Shutdown;
 pub use submits::Removal;
 use thiserror::Error;
@@ -135,9 +134,9 @@ impl Connector {
         let io_error = |action| OpenError::io(action, config.path());
         let completions =
             Arc::new(CompletionQueues::new().map_err(io_error("make an eventfd for"))?);
-        let (config, volumes, alarms) = open_all(&config, &completions, make_engine)?;
+        let OpenedStore { config, volumes, alarm } = open_all(&config, &completions, make_engine)?;
         let recovery = Recovery::of_all(volumes.all.iter().map(|volume| &volume.recovery));
-        let watch = Watch::start(&volumes, alarms).map_err(io_error("start a thread for"));
+        let watch = Watch::start(&volumes, alarm).map_err(io_error("start a thread for"));
         let watch = watch.inspect_err(|_| close_started(&volumes, volumes.all.len()))?;
         // Last: an open that fails leaves no data file behind.
         volumes.all.iter().for_each(|volume| volume.shared.cache.prepare_growth());

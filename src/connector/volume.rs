@@ -4,11 +4,11 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::home::FoundHome;
+use super::opening::LockedStore;
 use super::shutdown::Shutdown;
 use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
 use crate::capacity::Budget;
@@ -19,7 +19,7 @@ use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
 use crate::format::record::MAX_CHUNK_BYTES;
-use crate::index::{ChunkVersion, Index, RecordWriter, Recovery, Sharing};
+use crate::index::{ChunkVersion, RecordWriter, RecoveredIndex, Recovery, Sharing};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, Reactors, Shared};
@@ -42,41 +42,51 @@ pub(crate) struct Volume {
     pub(super) closed: OnceLock<Shutdown>,
 }
 
+/// What all volumes of a store have in common.
+pub(super) struct VolumeContext {
+    completions: Arc<CompletionQueues>,
+    quotas: Quotas,
+    write_budget: Arc<WriteBudget>,
+}
+
+impl VolumeContext {
+    pub(super) fn new(config: &Config, completions: &Arc<CompletionQueues>) -> Self {
+        let write_budget = WriteBudget::new(config.write_budget_bytes, Instant::now());
+        Self {
+            completions: Arc::clone(completions),
+            quotas: Quotas::new(&config.quotas),
+            write_budget: Arc::new(write_budget),
+        }
+    }
+}
+
 impl Volume {
-    /// Opens what was found, makes what is missing, and recovers the chunks. `config` is of that path alone; the paths of a
-    /// store share the others. Its files are those of `watched_files`.
+    /// Opens what was looked at, makes what is missing, and recovers the chunks. `config` is of that path alone. Its files are those
+    /// of `watched_files`.
     pub(super) fn open(
         config: Config,
         watched_files: &Arc<WatchedFiles>,
-        found: Option<FoundHome>,
-        completions: &Arc<CompletionQueues>,
-        quotas: &Quotas,
-        write_budget: &Arc<WriteBudget>,
+        locked: Option<LockedStore>,
+        context: &VolumeContext,
     ) -> Result<Self, OpenError> {
         let path = config.path().to_owned();
         let io_error = |action| OpenError::io(action, &path);
         let wakers: io::Result<Vec<_>> = (0..config.reactors()).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
-        let FoundHome { home, index, files } = FoundHome::prepare(found, &config)?;
-        let budget = Arc::new(home.budget(&config));
-        if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
-            log::warn!(
-                "{}: min_free = {} is more than its file system has, {} in all: the store cannot grow; lower min_free",
-                path.display(),
-                ByteSize(floor_bytes),
-                ByteSize(all_bytes)
-            );
-        }
+        let LockedStore { location, index, files } = LockedStore::prepare(locked, &config)?;
+        let budget = Arc::new(location.budget(&config));
+        warn_of_floor(&path, &budget);
         let sharing = index.sharing();
-        let (index, store, recovery, unverified) =
-            Index::open(index, &budget, &config, quotas, |table| {
-                home.open_store(&config, files, &budget, table, &wakers)
-            })?;
+        let index = index.take_over(&budget, config.clock.now_ms())?;
+        let store = location.open_store(&config, files, &budget, &index, &wakers)?;
+        let RecoveredIndex { index, recovery, unverified } =
+            index.recover(&*store, &config, &context.quotas);
         let id = index.store_id().map_err(io_error("read the index of"))?;
-        let (completions, write_budget) = (Arc::clone(completions), Arc::clone(write_budget));
+        let write_budget = Arc::clone(&context.write_budget);
         let reactors = wakers.iter().map(Arc::clone).collect();
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
+        let completions = Arc::clone(&context.completions);
         let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
         Ok(Self {
             shared,
@@ -238,6 +248,17 @@ fn note_files_change(shared: &Shared, change: FilesChange) {
             "{}: its files are where they belong again, so it stores chunks again",
             shared.cache.config.path().display()
         ),
+    }
+}
+
+fn warn_of_floor(path: &Path, budget: &Budget) {
+    if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
+        log::warn!(
+            "{}: min_free = {} is more than its file system has, {} in all: the store cannot grow; lower min_free",
+            path.display(),
+            ByteSize(floor_bytes),
+            ByteSize(all_bytes)
+        );
     }
 }
 

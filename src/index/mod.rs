@@ -12,9 +12,9 @@ mod recovery;
 pub(crate) mod test_index;
 
 pub(crate) use file::index_file::{IndexPlace, owner_in_directory, owner_on_device};
-pub(crate) use file::locked_index::{FoundIndex, Sharing};
+pub(crate) use file::locked_index::{LockedIndex, Sharing};
 pub(crate) use file::record_writer::{RecordWriter, WriterEvent};
-pub(crate) use file::table::{ChunkFields, Reservation, Table};
+pub(crate) use file::table::{ChunkFields, Reservation};
 pub use inspection::chunk_reader::{ChunkCondition, ChunkReader};
 pub use inspection::listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub use inspection::scans::{Check, KeyState, Purged};
@@ -25,4 +25,5 @@ pub(crate) use memory::map::Index;
 pub(crate) use memory::reader_pins::EnteredGet;
 pub(crate) use memory::shard::{ChunkVersion, Pin};
 pub(crate) use memory::writing::{EnteredSet, Resumed};
+pub(crate) use recovery::opening::{RecoveredIndex, UnreadIndex};
 pub use recovery::report::Recovery;

@@ -11,9 +11,8 @@ use crate::config::Config;
 use crate::directory::Directory;
 use crate::evict::Quotas;
 use crate::index::file::index_file::IndexPlace;
-use crate::index::file::locked_index::FoundIndex;
+use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::mapping::Mapping;
-use crate::index::file::table::Table;
 use crate::index::memory::map::Index;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
@@ -26,13 +25,12 @@ pub(crate) fn open<G: Send, S: Send>(
     let budget = Arc::new(Budget::new(config.capacity_bytes()));
     let directory = Arc::new(Directory::open(config.path()).unwrap());
     let files = find_files(&directory, || None).unwrap();
-    let open_store = |table: &Table| {
-        ExtentStore::open(&directory, files, Arc::clone(&budget), || table.mean_use_by_file())
-            .map(|store| Box::new(store) as Box<dyn Store>)
-    };
-    let found = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
-    let (index, store, ..) = Index::open(found, &budget, config, quotas, open_store).unwrap();
-    (index, store)
+    let found = LockedIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
+    let unread = found.take_over(&budget, config.clock.now_ms()).unwrap();
+    let mean_uses = || unread.mean_use_by_file();
+    let store = ExtentStore::open(&directory, files, Arc::clone(&budget), mean_uses).unwrap();
+    let index = unread.recover(&store, config, quotas).index;
+    (index, Box::new(store))
 }
 
 /// The same for tests of the index alone.

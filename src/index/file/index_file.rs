@@ -44,13 +44,13 @@ pub(in crate::index) struct IndexFile {
     // Before the file is closed.
     closed_on_fork: ClosedOnFork<RawFd>,
     bytes: IndexBytes,
-    home: IndexHome,
+    parent: IndexParent,
     pub(in crate::index) files: Arc<dyn FileOperations>,
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
 }
 
-enum IndexHome {
+enum IndexParent {
     /// A file of this name.
     Directory(Arc<Directory>, String),
     Device(Arc<BlockDevice>),
@@ -66,7 +66,7 @@ impl Deref for IndexFile {
 
 impl IndexFile {
     fn is_on_device(&self) -> bool {
-        matches!(self.home, IndexHome::Device(_))
+        matches!(self.parent, IndexParent::Device(_))
     }
 
     /// Takes the permissions of others from a file.
@@ -93,7 +93,7 @@ impl IndexFile {
         let header = Header::new(self.store_id.map_or_else(new_store_id, Ok)?, now_ms);
         let mut page = [0; HEADER_BYTES as usize];
         page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
-        if let IndexHome::Directory(directory, _) = &self.home {
+        if let IndexParent::Directory(directory, _) = &self.parent {
             self.truncate(0)?;
             self.write_at(&page, 0)?;
             // With its name: nothing that is synced later is found without it.
@@ -203,7 +203,7 @@ impl IndexFile {
 
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
     pub(in crate::index) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
-        if let IndexHome::Device(device) = &self.home {
+        if let IndexParent::Device(device) = &self.parent {
             let write_zeros = || device.write_zeros(self.offset + length, added);
             // Once more: the first sync may report an error of an earlier owner's writes.
             write_zeros().or_else(|_| write_zeros())?;
@@ -221,9 +221,9 @@ impl IndexFile {
     }
 
     pub(in crate::index) fn open_again(&self) -> io::Result<File> {
-        let again = match &self.home {
-            IndexHome::Device(device) => return device.open_beside(),
-            IndexHome::Directory(directory, name) => directory.open_again(name)?,
+        let again = match &self.parent {
+            IndexParent::Device(device) => return device.open_beside(),
+            IndexParent::Directory(directory, name) => directory.open_again(name)?,
         };
         let (own, found) = (self.file.metadata()?, again.metadata()?);
         match (own.dev(), own.ino()) == (found.dev(), found.ino()) {
@@ -257,15 +257,15 @@ impl IndexFile {
 
     /// What messages call it.
     pub(in crate::index) fn name(&self) -> &str {
-        match &self.home {
-            IndexHome::Directory(_, name) => name,
-            IndexHome::Device(_) => "index",
+        match &self.parent {
+            IndexParent::Directory(_, name) => name,
+            IndexParent::Device(_) => "index",
         }
     }
 
     /// Why the next open would not find the file, if so; a part of a device is where it is.
     pub(in crate::index) fn missed(&self) -> Option<String> {
-        let IndexHome::Directory(directory, name) = &self.home else { return None };
+        let IndexParent::Directory(directory, name) = &self.parent else { return None };
         directory.missed().or_else(|| directory.missed_in(name, self.file.as_fd()))
     }
 
@@ -275,7 +275,7 @@ impl IndexFile {
             self.file.unlock()?;
         }
         self.closed_on_fork.close_behind();
-        if let IndexHome::Directory(directory, _) = &self.home {
+        if let IndexParent::Directory(directory, _) = &self.parent {
             directory.release();
         }
         Ok(())

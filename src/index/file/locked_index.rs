@@ -1,4 +1,4 @@
-//! The index of a store as an open finds it: locked, read, and not changed yet. So several paths can be compared before
+//! The index of a store as an open finds it: locked, looked at, and not changed yet. So several paths can be compared before
 //! anything is changed at one of them.
 
 use std::os::unix::fs::FileExt;
@@ -40,7 +40,7 @@ impl Sharing {
     }
 }
 
-pub(crate) struct FoundIndex {
+pub(crate) struct LockedIndex {
     pub(in crate::index) place: IndexPlace,
     /// None where none was made yet, or it is lost.
     pub(in crate::index) index_file: Option<IndexFile>,
@@ -52,7 +52,7 @@ pub(crate) struct FoundIndex {
     pub(crate) id: Option<StoreId>,
 }
 
-impl FoundIndex {
+impl LockedIndex {
     /// Opens what is there, and locks it.
     ///
     /// # Errors
@@ -150,9 +150,9 @@ mod tests {
     use crate::index::file::changes::Change;
     use crate::index::file::table::Table;
 
-    fn look(directory: &Path) -> Result<FoundIndex, OpenError> {
+    fn look(directory: &Path) -> Result<LockedIndex, OpenError> {
         let opened = Directory::open(directory).unwrap();
-        FoundIndex::look(IndexPlace::Directory(Arc::new(opened)))
+        LockedIndex::look(IndexPlace::Directory(Arc::new(opened)))
     }
 
     fn opened(directory: &Path) -> Table {

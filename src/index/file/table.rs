@@ -14,7 +14,7 @@ use log::Level::{Error, Warn};
 use super::changes::Changes;
 use super::index_bytes::read_session;
 use super::index_file::IndexFile;
-use super::locked_index::FoundIndex;
+use super::locked_index::LockedIndex;
 use super::mapping::{MAX_HOLES, Mapping};
 use super::slots::FreeSlots;
 use crate::block::Extent;
@@ -102,11 +102,11 @@ pub(crate) struct Table {
 impl Table {
     /// Takes over what was found, and makes what is missing. A damaged one is started anew.
     pub(crate) fn open(
-        found: FoundIndex,
+        found: LockedIndex,
         budget: Arc<Budget>,
         now_ms: u64,
     ) -> Result<(Self, IndexState), OpenError> {
-        let FoundIndex { place, index_file, length: found, mut reset, .. } = found;
+        let LockedIndex { place, index_file, length: found, mut reset, .. } = found;
         let (index_file, missing) = match index_file {
             Some(index_file) => (index_file, None),
             None => IndexFile::make(&place)?,

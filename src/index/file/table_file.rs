@@ -302,7 +302,7 @@ mod tests {
     use crate::directory::Directory;
     use crate::format::names::INDEX_NAME;
     use crate::index::file::index_file::IndexPlace;
-    use crate::index::file::locked_index::FoundIndex;
+    use crate::index::file::locked_index::LockedIndex;
 
     /// Files open in this process by descriptor.
     fn inode(descriptor: RawFd) -> u64 {
@@ -314,7 +314,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let budget = Arc::new(Budget::new(64 << 20));
         let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-        let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+        let (table, _) = Table::open(LockedIndex::look(place).unwrap(), budget, 0).unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
         assert_eq!(table.sync_files.lock().len(), 2);

@@ -1,5 +1,6 @@
-//! Reading the index file at open: whole records that fit the data become the map, the rest becomes free space.
+//! Recovery at open: whole records that fit the data become the map, the rest becomes free space.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::recovery_scan::{Heads, threads_for};
@@ -12,45 +13,72 @@ use crate::evict::Quotas;
 use crate::format::header::{Owner, Session};
 use crate::format::record::GENERATIONS_END;
 use crate::format::sealed;
-use crate::index::file::locked_index::FoundIndex;
+use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::table::{IndexState, Table};
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::ChunkVersion;
+use crate::progress::Progress;
 use crate::store::Store;
 use crate::sync::atomic::Ordering;
 
 /// Generations of one session: more than it can use.
 const SESSION_GENERATIONS: u64 = 1 << 32;
 
-/// The index, the data, what was found, and the chunks that are to be verified.
-type OpenedIndex<I> = (I, Box<dyn Store>, Recovery, Vec<ChunkVersion>);
+/// An index file that this process has taken over, and whose records are not read yet.
+pub(crate) struct UnreadIndex {
+    table: Table,
+    found: IndexState,
+}
 
-impl<G: Send, S: Send> Index<G, S> {
-    /// Takes over the index file, then the data with `open_store`, and brings both into agreement.
-    pub(crate) fn open(
-        found: FoundIndex,
+/// An index that fits its data.
+pub(crate) struct RecoveredIndex<G, S> {
+    pub(crate) index: Index<G, S>,
+    pub(crate) recovery: Recovery,
+    /// Chunks that are to be verified.
+    pub(crate) unverified: Vec<ChunkVersion>,
+}
+
+impl LockedIndex {
+    /// Takes the file over, and makes what is missing. A damaged one is started anew.
+    pub(crate) fn take_over(
+        self,
         budget: &Arc<Budget>,
+        now_ms: u64,
+    ) -> Result<UnreadIndex, OpenError> {
+        let (table, found) = Table::open(self, Arc::clone(budget), now_ms)?;
+        Ok(UnreadIndex { table, found })
+    }
+}
+
+impl UnreadIndex {
+    /// How far changes of records are written.
+    pub(crate) fn progress(&self) -> Arc<Progress> {
+        Arc::clone(&self.table.changes.progress)
+    }
+
+    /// Unix time in ms at which the chunks of each data file were used on average, by its number.
+    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
+        self.table.mean_use_by_file()
+    }
+
+    /// Reads the records, and brings them and the data of `store` into agreement.
+    pub(crate) fn recover<G: Send, S: Send>(
+        self,
+        store: &dyn Store,
         config: &Config,
         quotas: &Quotas,
-        open_store: impl FnOnce(&Table) -> Result<Box<dyn Store>, OpenError>,
-    ) -> Result<OpenedIndex<Self>, OpenError> {
-        let now_ms = config.clock.now_ms();
-        let (table, found) = Table::open(found, Arc::clone(budget), now_ms)?;
-        let IndexState { session, reset, truncated } = found;
-        let store = open_store(&table)?;
+    ) -> RecoveredIndex<G, S> {
+        let IndexState { session, reset, truncated } = self.found;
+        let reset = reason_of_reset(reset, store);
         let mut recovery = Recovery { reset, truncated, ..Recovery::default() };
-        if recovery.reset.as_ref().is_some_and(String::is_empty) {
-            let has_files = store.usage().data_files > 0;
-            let reason = "it was missing or empty, though there are data files";
-            recovery.reset = has_files.then(|| reason.into());
-        }
+        let now_ms = config.clock.now_ms();
         let oldest_ms = config.ttl.map_or(0, |ttl| now_ms.saturating_sub(ttl.as_millis() as u64));
-        let mut index = Self::new(table, 0, config.clone(), quotas);
+        let mut index = Index::new(self.table, 0, config.clone(), quotas);
         let slots = index.table.slot_count();
         let threads = config.tuning.open_threads.unwrap_or_else(|| threads_for(slots));
         let mut heads = Heads::new(slots);
         let (parts, newest) =
-            index.read_records(&*store, oldest_ms, threads, &mut heads, &mut recovery);
+            index.read_records(store, oldest_ms, threads, &mut heads, &mut recovery);
         let mut kept = drop_overlapping(&parts, &index.table, &mut heads, &mut recovery);
         drop(parts);
         recovery.unreadable_pages = index.table.lost_pages() as u64;
@@ -76,18 +104,33 @@ impl<G: Send, S: Send> Index<G, S> {
         let stored = index.restore_order(&kept, &heads, threads);
         recovery.kept = stored.len() as u64;
         if !linked.dropped.is_empty() {
-            // The older chunk may be durable and the younger not yet: it must not go first.
-            index.table.write_anew();
-            let synced = store.sync().and_then(|()| index.table.sync());
-            if let Err(error) = synced {
-                log::error!("cannot make durable what the last owner wrote: {error}");
-            }
+            index.make_durable_as_found(store);
         }
         linked.dropped.into_iter().for_each(|slot| release(&index.table, slot, &mut heads));
         recovery.orphans = store.rebuild(&stored);
         index.table.set_free(|slot| heads.is_used(slot as u32));
         let unverified = linked.unverified.into_iter().map(|(_, version)| version).collect();
-        Ok((index, store, recovery, unverified))
+        RecoveredIndex { index, recovery, unverified }
+    }
+}
+
+/// Why an index was started anew, if that was: one that never was has none, unless there are data files.
+fn reason_of_reset(reset: Option<String>, store: &dyn Store) -> Option<String> {
+    let has_files = || store.usage().data_files > 0;
+    let missing = || "it was missing or empty, though there are data files".to_owned();
+    match reset {
+        Some(reason) if reason.is_empty() => has_files().then(missing),
+        reset => reset,
+    }
+}
+
+impl<G, S> Index<G, S> {
+    /// Before the older chunk of a key goes: it may be durable, and the younger not yet.
+    fn make_durable_as_found(&self, store: &dyn Store) {
+        self.table.write_anew();
+        if let Err(error) = store.sync().and_then(|()| self.table.sync()) {
+            log::error!("cannot make durable what the last owner wrote: {error}");
+        }
     }
 
     /// Sets which chunks are untrusted. Returns the generation from which on chunks are to be verified.

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{IndexFile, IndexHome};
+use super::{IndexFile, IndexParent};
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::Owner;
@@ -119,7 +119,7 @@ impl IndexFile {
         Ok(Self {
             closed_on_fork: ClosedOnFork::new(file.as_raw_fd()),
             bytes: IndexBytes::of_device(file, &device.path, &device.superblock()),
-            home: IndexHome::Device(Arc::clone(device)),
+            parent: IndexParent::Device(Arc::clone(device)),
             files: Arc::clone(&device.files),
             cannot_reserve: AtomicBool::new(false),
         })
@@ -141,7 +141,7 @@ impl IndexFile {
         Ok(Self {
             closed_on_fork,
             bytes: IndexBytes::of_file(file, directory.path().join(&name), store_id),
-            home: IndexHome::Directory(Arc::clone(directory), name),
+            parent: IndexParent::Directory(Arc::clone(directory), name),
             files: Arc::clone(&directory.files),
             cannot_reserve: AtomicBool::new(false),
         })

@@ -80,7 +80,7 @@ fn open_with(directory: tempfile::TempDir, budget: Budget) -> Opened {
     let files = Arc::new(Files::default());
     let shared: Arc<dyn FileOperations> = Arc::<Files>::clone(&files);
     let opened = Directory::open(directory.path()).unwrap().with_files(&shared);
-    let found = FoundIndex::look(IndexPlace::Directory(Arc::new(opened))).unwrap();
+    let found = LockedIndex::look(IndexPlace::Directory(Arc::new(opened))).unwrap();
     let (table, state) = Table::open(found, Arc::new(budget), 0).unwrap();
     Opened { table, state, files, directory }
 }

@@ -10,7 +10,7 @@ use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::index::file::index_file::IndexPlace;
-use crate::index::file::locked_index::FoundIndex;
+use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::table::{ChunkFields, Reservation};
 use crate::index::memory::reader_pins::EnteredGet;
 use crate::index::memory::writing::EnteredSet;
@@ -32,7 +32,7 @@ pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, T
     let directory = tempfile::tempdir().unwrap();
     let budget = Arc::new(Budget::new(64 << 20));
     let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-    let (table, _) = Table::open(FoundIndex::look(place).unwrap(), budget, 0).unwrap();
+    let (table, _) = Table::open(LockedIndex::look(place).unwrap(), budget, 0).unwrap();
     let mut config = Config::new(directory.path().to_str().unwrap(), 64 << 20).unwrap();
     (config.eviction, config.ttl) = (Eviction::Lru, ttl_ms.map(Duration::from_millis));
     (directory, Index::new(table, 1, config, &Quotas::default()))

@@ -13,27 +13,26 @@ use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
-use crate::index::Table;
-use crate::index::{FoundIndex, IndexPlace, owner_in_directory, owner_on_device};
+use crate::index::{IndexPlace, LockedIndex, UnreadIndex, owner_in_directory, owner_on_device};
 use crate::store::Store;
 use crate::store::chunk_files::FileStore;
 use crate::store::data_files::{ExtentStore, FoundFile, find_files};
 use crate::store::device::{BlockDevice, is_device};
 
-pub(super) enum Home {
+pub(in crate::connector) enum Location {
     Directory(Arc<Directory>),
     Device(Arc<BlockDevice>),
 }
 
-/// A directory or device as it was found: locked, and not changed yet.
-pub(super) struct FoundHome {
-    pub(super) home: Home,
-    pub(super) index: FoundIndex,
+/// A directory or device that was looked at and locked, and is not changed yet.
+pub(in crate::connector) struct LockedStore {
+    pub(in crate::connector) location: Location,
+    pub(in crate::connector) index: LockedIndex,
     /// Data files; `None` on a device and in layout `files`.
-    pub(super) files: Option<Vec<FoundFile>>,
+    pub(in crate::connector) files: Option<Vec<FoundFile>>,
 }
 
-impl FoundHome {
+impl LockedStore {
     /// Looks at what `config` names, and locks it. Nothing is changed. `None` for a directory that can be made.
     pub(super) fn look(config: &Config, now_ms: u64) -> Result<Option<Self>, OpenError> {
         if is_device(config.path())? {
@@ -59,17 +58,17 @@ impl FoundHome {
             None => IndexPlace::Device(Arc::clone(&device)),
             Some(path) => IndexPlace::Beside(path.to_owned(), Arc::clone(&device)),
         };
-        let index = FoundIndex::look(place)?;
+        let index = LockedIndex::look(place)?;
         if let (Some(path), false) = (index_path, index.is_there()) {
             check_can_be_made(path)?;
         }
-        Ok(Self { home: Home::Device(device), index, files: None })
+        Ok(Self { location: Location::Device(device), index, files: None })
     }
 
     fn in_directory(directory: Directory, config: &Config) -> Result<Self, OpenError> {
         let directory = Arc::new(directory.with_files(&config.files));
         directory.lock(|| owner_in_directory(&directory))?;
-        let index = FoundIndex::look(IndexPlace::Directory(Arc::clone(&directory)))?;
+        let index = LockedIndex::look(IndexPlace::Directory(Arc::clone(&directory)))?;
         if !index.is_there() {
             check_can_be_made(config.path())?;
         }
@@ -80,34 +79,37 @@ impl FoundHome {
                 None
             }
         };
-        Ok(Self { home: Home::Directory(directory), index, files })
+        Ok(Self { location: Location::Directory(directory), index, files })
     }
 
     /// What the store may take: `wanted_bytes`, or all of the device.
     pub(super) fn capacity_bytes(&self, wanted_bytes: u64) -> u64 {
-        match &self.home {
-            Home::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes,
+        match &self.location {
+            Location::Device(device) if wanted_bytes == Config::WHOLE_DEVICE => device.size_bytes,
             _ => wanted_bytes,
         }
     }
 
     /// Makes the directory that is missing, or formats the device if it needs that.
-    pub(super) fn prepare(found: Option<Self>, config: &Config) -> Result<Self, OpenError> {
+    pub(in crate::connector) fn prepare(
+        found: Option<Self>,
+        config: &Config,
+    ) -> Result<Self, OpenError> {
         let Some(found) = found else {
             let error = OpenError::io("make the directory", config.path());
             let directory = Directory::open_or_make(config.path()).map_err(error)?;
             return Self::in_directory(directory, config);
         };
-        if let Home::Device(device) = &found.home {
+        if let Location::Device(device) = &found.location {
             device.prepare(config.discard)?;
         }
         Ok(found)
     }
 }
 
-impl Home {
+impl Location {
     /// The account of what the store takes. What is free on a device is nobody else's: it needs no floor.
-    pub(super) fn budget(&self, config: &Config) -> Budget {
+    pub(in crate::connector) fn budget(&self, config: &Config) -> Budget {
         let budget = Budget::new(config.capacity_bytes());
         match self {
             Self::Directory(directory) => budget.with_floor(directory, config.min_free_bytes),
@@ -115,18 +117,18 @@ impl Home {
         }
     }
 
-    pub(super) fn open_store(
+    pub(in crate::connector) fn open_store(
         &self,
         config: &Config,
         files: Option<Vec<FoundFile>>,
         budget: &Arc<Budget>,
-        table: &Table,
+        index: &UnreadIndex,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
-        let (budget, progress) = (Arc::clone(budget), Arc::clone(&table.changes.progress));
+        let (budget, progress) = (Arc::clone(budget), index.progress());
         Ok(match (self, files) {
             (Self::Directory(directory), Some(files)) => {
-                Box::new(ExtentStore::open(directory, files, budget, || table.mean_use_by_file())?)
+                Box::new(ExtentStore::open(directory, files, budget, || index.mean_use_by_file())?)
             }
             (Self::Directory(directory), None) => {
                 // Its thread does nothing else.
