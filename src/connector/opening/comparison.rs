@@ -75,9 +75,7 @@ impl<'locked> PathState<'locked> {
 }
 
 /// The newest of the sets that stores know of.
-pub(in crate::connector) fn newest_of(
-    all: impl DoubleEndedIterator<Item = Sharing>,
-) -> Option<Membership> {
+pub(crate) fn newest_of(all: impl DoubleEndedIterator<Item = Sharing>) -> Option<Membership> {
     let set = |sharing| match sharing {
         Sharing::With(set) => Some(set),
         Sharing::Never | Sharing::Lost => None,

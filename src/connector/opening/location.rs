@@ -19,17 +19,17 @@ use crate::store::chunk_files::FileStore;
 use crate::store::data_files::{ExtentStore, FoundFile, find_files};
 use crate::store::device::{BlockDevice, is_device};
 
-pub(in crate::connector) enum Location {
+pub(crate) enum Location {
     Directory(Arc<Directory>),
     Device(Arc<BlockDevice>),
 }
 
 /// A directory or device that was looked at and locked, and is not changed yet.
-pub(in crate::connector) struct LockedStore {
-    pub(in crate::connector) location: Location,
-    pub(in crate::connector) index: LockedIndex,
+pub(crate) struct LockedStore {
+    pub(crate) location: Location,
+    pub(crate) index: LockedIndex,
     /// Data files; `None` on a device and in layout `files`.
-    pub(in crate::connector) files: Option<Vec<FoundFile>>,
+    pub(crate) files: Option<Vec<FoundFile>>,
 }
 
 impl LockedStore {
@@ -91,10 +91,7 @@ impl LockedStore {
     }
 
     /// Makes the directory that is missing, or formats the device if it needs that.
-    pub(in crate::connector) fn prepare(
-        found: Option<Self>,
-        config: &Config,
-    ) -> Result<Self, OpenError> {
+    pub(crate) fn prepare(found: Option<Self>, config: &Config) -> Result<Self, OpenError> {
         let Some(found) = found else {
             let error = OpenError::io("make the directory", config.path());
             let directory = Directory::open_or_make(config.path()).map_err(error)?;
@@ -109,7 +106,7 @@ impl LockedStore {
 
 impl Location {
     /// The account of what the store takes. What is free on a device is nobody else's: it needs no floor.
-    pub(in crate::connector) fn budget(&self, config: &Config) -> Budget {
+    pub(crate) fn budget(&self, config: &Config) -> Budget {
         let budget = Budget::new(config.capacity_bytes());
         match self {
             Self::Directory(directory) => budget.with_floor(directory, config.min_free_bytes),
@@ -117,7 +114,7 @@ impl Location {
         }
     }
 
-    pub(in crate::connector) fn open_store(
+    pub(crate) fn open_store(
         &self,
         config: &Config,
         files: Option<Vec<FoundFile>>,
