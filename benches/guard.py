@@ -1,15 +1,13 @@
 """`python -m benches.guard`: is this tree slower than the one it comes from?
 
 Both are built for release, side by side below target/guard, and measured in alternating rounds,
-each round in a process of its own. A part that got worse by more than the limit, and by more than
-the run's own noise, fails.
+each with a new store. A part that got worse by more than the limit, and by more than the noise of
+the run, fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import math
 import os
 import statistics
@@ -22,12 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from benches.compare.harness.arena import Arena
-from benches.compare.harness.clients import NativeClient
-from benches.compare.harness.samples import CPU, KEY_RATE, RATE, figure
+from benches.compare.harness.clients import Client
+from benches.compare.harness.peers import Peer, Place, build_peer
+from benches.compare.harness.samples import CPU, KEY_RATE, METRICS, RATE, figure, in_turn
 from benches.compare.harness.scale import KIB, MIB, Plan
 from benches.compare.harness.workload import (
     Submit,
@@ -39,17 +35,16 @@ from benches.compare.harness.workload import (
     timed_get,
     timed_set,
 )
-from tests.support.built_package import place_package
+from benches.tables import print_table
 
-_REPOSITORY = Path(__file__).resolve().parent.parent
+_REPOSITORY = Path(__file__).resolve().parents[1]
 _OUTPUT = _REPOSITORY / "target" / "guard"
-_BASE, _TREE = "base", "tree"
-_UNITS = {RATE: "MB/s", CPU: "CPU s/GB", KEY_RATE: "keys/s"}
 _PLANS = (Plan(4 * KIB, 8192, 64), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 8))
 # So often in a round a plan is stored and loaded: less is too short to be timed.
 _TIMES = 3
 _LOOKUPS = 256
 _LOOKUPS_S = 1.0
+_CAPACITY_BYTES = 2 << 30
 # Of a box plot, by the interquartile range and the root of the count.
 _NOTCH = 1.57
 
@@ -81,6 +76,13 @@ class Verdict:
         """Whether it is worse by more than the limit, and by more than the noise."""
         return self.worse > max(limit, self.noise)
 
+    def row(self, limit: float) -> list[str]:
+        """Return it as a row of the table."""
+        part, _, metric = self.part.rpartition(", ")
+        text = "worse" if self.fails(limit) else "too noisy" if self.noise > limit else ""
+        values = [figure(self.base), figure(self.tree), f"{self.worse:+.1%}", f"±{self.noise:.1%}"]
+        return [part, METRICS[metric], *values, text]
+
 
 def judge(part: str, base: Sequence[float], tree: Sequence[float]) -> Verdict:
     """Compare the rounds of both builds. Of processor time less is better, of all else more."""
@@ -91,23 +93,21 @@ def judge(part: str, base: Sequence[float], tree: Sequence[float]) -> Verdict:
     return Verdict(part, statistics.median(base), statistics.median(tree), worse, noise)
 
 
-def measure(directory: Path) -> Round:
-    """Measure one round with the kvring that this process imports, in a fresh store."""
-    kvring = importlib.import_module("kvring")
-    arena = Arena(max(plan.size_bytes for plan in _PLANS), huge_pages=False)
+def measure(peer: Peer, arena: Arena, path: Path | None) -> Round:
+    """Measure one round of a build, in a new store."""
     values: Round = {}
-    connector = kvring.Connector(path=str(directory), capacity=2 << 30)
-    client = NativeClient(connector)
-    try:
-        for plan in _PLANS:
-            values |= _transfers(client, arena, plan)
-        values |= _lookups(client, arena)
-    finally:
-        client.close()
+    with tempfile.TemporaryDirectory(prefix="kvring-guard-", dir=path) as directory:
+        client = peer.open(Place(Path(directory), None, arena, MIB, _CAPACITY_BYTES))
+        try:
+            for plan in _PLANS:
+                values |= _transfers(client, arena, plan)
+            values |= _lookups(client, arena)
+        finally:
+            client.close()
     return values
 
 
-def _transfers(client: NativeClient, arena: Arena, plan: Plan) -> Round:
+def _transfers(client: Client, arena: Arena, plan: Plan) -> Round:
     size, count = plan.chunk_size_bytes, plan.chunk_count
     stored, loaded = arena.to_store(size, count), arena.to_load(size, count)
     timings = defaultdict(list)
@@ -128,7 +128,7 @@ def _transfers(client: NativeClient, arena: Arena, plan: Plan) -> Round:
     return values
 
 
-def _lookups(client: NativeClient, arena: Arena) -> Round:
+def _lookups(client: Client, arena: Arena) -> Round:
     plan = _PLANS[0]
     keys = chunk_names("held", plan.chunk_count)
     timed_set(client, keys, arena.to_store(plan.chunk_size_bytes, len(keys)), plan.batch_keys)
@@ -171,59 +171,14 @@ def _checked_out(revision: str) -> Path:
     return directory
 
 
-def _built(source: Path, name: str) -> Path:
-    """Build the package that lies at `source`. Returns where Python finds it."""
+def _built(source: Path, name: str) -> Peer:
+    """Build the native module of the checkout at `source`."""
     target = _OUTPUT / f"{name}-target"
     print(f"guard: building {name}", flush=True)
     environment = {**os.environ, "CARGO_TARGET_DIR": str(target), "PYO3_PYTHON": sys.executable}
     build = ["cargo", "build", "--release", "--quiet", "--package", "kvring-python"]
     subprocess.run(build, cwd=source, check=True, env=environment)
-    site = _OUTPUT / name
-    place_package(source, target / "release" / "lib_native.so", site)
-    return site
-
-
-def _round(site: Path, path: Path | None) -> Round:
-    with tempfile.TemporaryDirectory(prefix="kvring-guard-", dir=path) as directory:
-        done = subprocess.run(
-            [sys.executable, "-m", "benches.guard", "--measure", directory],
-            cwd=_REPOSITORY,
-            check=True,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(site)},
-            text=True,
-        )
-    values: Round = json.loads(done.stdout)
-    return values
-
-
-def _measure_both(
-    sites: dict[str, Path], rounds: int, path: Path | None
-) -> list[tuple[str, str, float]]:
-    """Measure both builds in turn. Returns the values with their part and build."""
-    values = []
-    for number in range(rounds):
-        print(f"guard: round {number + 1} of {rounds}", flush=True)
-        # Who goes first pays for what the round before left behind.
-        for name in list(sites)[:: 1 if number % 2 else -1]:
-            values += [(part, name, value) for part, value in _round(sites[name], path).items()]
-    return values
-
-
-def _print(verdicts: list[Verdict], limit: float) -> None:
-    table = Table("part", "unit", "base", "tree", "worse by", "noise", "")
-    for one in verdicts:
-        part, _, metric = one.part.rpartition(", ")
-        table.add_row(
-            part,
-            _UNITS[metric],
-            figure(one.base),
-            figure(one.tree),
-            f"{one.worse:+.1%}",
-            f"±{one.noise:.1%}",
-            "worse" if one.fails(limit) else "too noisy" if one.noise > limit else "",
-        )
-    Console().print(table)
+    return build_peer(name, target / "release" / "lib_native.so")
 
 
 def main() -> int:
@@ -235,25 +190,30 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=15, help="of each build (default: 15)")
     parser.add_argument("--limit-percent", type=float, default=5, help="(default: 5)")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.measure:
-        json.dump(measure(arguments.measure), sys.stdout)
-        return 0
-    revision = arguments.base or _merge_base()
-    sites = {_BASE: _built(_checked_out(revision), _BASE), _TREE: _built(_REPOSITORY, _TREE)}
-    rounds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    limit = arguments.limit_percent / 100
-    _measure_both(sites, 1, arguments.path)
+    revision, limit = arguments.base or _merge_base(), arguments.limit_percent / 100
+    base, tree = builds = (
+        _built(_checked_out(revision), "base"),
+        _built(_REPOSITORY, "tree"),
+    )
+    arena = Arena(max(plan.size_bytes for plan in _PLANS), huge_pages=False)
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
     # What looks worse is measured once more: of many parts one does by chance.
-    for _ in range(2):
-        for part, name, value in _measure_both(sites, arguments.rounds, arguments.path):
-            rounds[part][name].append(value)
-        verdicts = [judge(part, values[_BASE], values[_TREE]) for part, values in rounds.items()]
-        if not any(one.fails(limit) for one in verdicts):
+    for first in (-1, 0):
+        for number, peer in in_turn(builds, arguments.rounds, first):
+            print(f"guard: round {number + 1} of {arguments.rounds}: {peer.name}", flush=True)
+            for part, value in measure(peer, arena, arguments.path).items():
+                if number >= 0:
+                    values[part, peer.name].append(value)
+        verdicts = [
+            judge(part, values[part, base.name], values[part, tree.name])
+            for part in dict.fromkeys(part for part, _ in values)
+        ]
+        worse = [one.part for one in verdicts if one.fails(limit)]
+        if not worse:
             break
-    _print(verdicts, limit)
-    worse = [one.part for one in verdicts if one.fails(limit)]
+    header = ("part", "unit", "base", "tree", "worse by", "noise", "")
+    print_table("Base and tree", header, [one.row(limit) for one in verdicts])
     print(f"guard: {len(worse)} of {len(verdicts)} worse than {revision[:12]}", *worse, sep="\n  ")
     return 1 if worse else 0
 

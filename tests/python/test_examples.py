@@ -35,9 +35,9 @@ _SHARED = [
     "node b found 64 on its own disk, equal, with node a killed",
 ]
 NODES = {
-    "shared_redis": _SHARED,
-    "shared_s3": _SHARED,
-    "shared_mooncake": _SHARED,
+    "redis": _SHARED,
+    "s3": _SHARED,
+    "mooncake": _SHARED,
     "peers": [
         "nodes a and b are peers, by mooncake_te",
         "node a stored 32 chunks on its disk",
@@ -55,10 +55,10 @@ PEERS = REPOSITORY / ".venv" / "peers"
 
 def test_all_of_them_are_here() -> None:
     examples = REPOSITORY / "examples"
-    assert {path.name for path in examples.glob("*.py")} == {*EXPECTED, "run.py"}
+    assert {path.name for path in examples.glob("*.py")} == set(EXPECTED)
     assert {path.parent.name for path in examples.glob("*/__main__.py")} == {
-        *NODES,
         "quickstart",
+        "two_nodes",
         "gpu",
     }
 
@@ -70,7 +70,7 @@ def test_all_of_them_are_here() -> None:
 def test_two_nodes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
     ended = subprocess.run(
-        [sys.executable, "-m", f"examples.{name}", str(tmp_path / "nodes")],
+        [sys.executable, "-m", "examples.two_nodes", name, str(tmp_path / "nodes")],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(PEERS)} if name == "peers" else None,
         capture_output=True,

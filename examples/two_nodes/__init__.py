@@ -1,0 +1,1 @@
+"""Two LMCache servers on this machine, with a kvring store each."""
