@@ -93,6 +93,8 @@ pub use index::{
     Check, ChunkCondition, ChunkReader, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery,
     StoreFacts, StoredChunk, StoredChunks, list_chunks,
 };
-pub use key::{Identity, MAX_KEY_BYTES};
+pub use key::{
+    Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, part_key, rank_prefix, salt_of,
+};
 pub use stats::{LatencyHistogram, PathStats, Stats};
 pub use store::Geometry;

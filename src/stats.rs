@@ -44,7 +44,7 @@ counters! {
     set_deleted,
     set_failed,
     set_queued,
-    set_joined,
+    set_coalesced,
     set_rejected_queue_full,
     exists_hits,
     exists_misses,
@@ -68,7 +68,7 @@ counters! {
     evicted,
     evicted_bytes,
     evicted_unused_ms,
-    evicted_in_the_way,
+    foreground_evictions,
     expired,
     expired_bytes,
     purged,
@@ -272,7 +272,7 @@ impl Stats {
         ];
         let writer = vec![
             ("writer_enqueue_total", of("set_queued")),
-            ("writer_enqueue_dedup_skip", of("set_joined")),
+            ("writer_enqueue_dedup_skip", of("set_coalesced")),
             ("writer_save_success", of("set_stored")),
             ("writer_save_fail", of("set_failed")),
             ("writer_queue_full", of("set_rejected_queue_full")),

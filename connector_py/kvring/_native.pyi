@@ -9,15 +9,16 @@ from typing_extensions import Buffer, Self, disjoint_base
 
 __all__ = [
     "FAILURE_CODES",
+    "BenchPlan",
+    "BenchRun",
     "ClosedError",
     "ConfigError",
     "Connector",
     "EngineError",
     "FormatError",
     "InUseError",
+    "KeyWatch",
     "KvRingError",
-    "LoadPlan",
-    "LoadRun",
     "MemoryTasks",
     "NotFormattedError",
     "ObjectTasks",
@@ -25,14 +26,20 @@ __all__ = [
     "StoredChunks",
     "SubmitError",
     "__version__",
+    "bench_options",
     "build_info",
     "check_options",
     "checksum_with_key",
+    "engine_namespace",
     "forecast_open",
     "format_device",
-    "load_options",
+    "object_key_text",
     "options",
+    "part_key",
     "put_into_huge_pages",
+    "qualified",
+    "rank_prefix",
+    "salt_of",
     "size_bytes",
 ]
 
@@ -128,6 +135,30 @@ def checksum_with_key(key: str, memory: _Memory) -> int:
         BufferError: The memory is not contiguous.
         TypeError: It is no buffer.
     """
+
+def object_key_text(
+    model_name: str,
+    kv_rank: int,
+    object_group_id: int,
+    chunk_hash: bytes,
+    cache_salt: str = "",
+) -> str:
+    """Return an object key of LMCache as its native connectors write it."""
+
+def engine_namespace(engine: str, digest: str, model: str) -> str:
+    """Return the namespace of what an engine stores: the digest of its layout, and the model."""
+
+def rank_prefix(namespace: str, rank: int) -> str:
+    """Return what the keys of a namespace and a rank begin with; see `MemoryTasks`."""
+
+def part_key(prefix: str, part: int, key: str) -> str:
+    """Return the key of one part of what an engine stores."""
+
+def qualified(identity: str | None, text: str) -> str:
+    """Return a key, or a namespace, of an identity as it is stored; `text` without an identity."""
+
+def salt_of(namespace: str) -> str:
+    """Return the cache salt of a namespace, or ""."""
 
 def put_into_huge_pages(descriptor: int, length_bytes: int) -> None:
     """Take memory for a file of memory (`os.memfd_create`), in huge pages.
@@ -485,8 +516,31 @@ class Connector:
         /,
     ) -> None: ...
 
+@disjoint_base
+class KeyWatch:
+    """The keys of a connector as they come and go, in the form that they have in the store."""
+
+    def watch_keys(self) -> int:
+        """Note which keys come and go from now on; return how many are stored and not told yet."""
+
+    def take_stored_keys(self, limit: int) -> tuple[list[str], list[int]]:
+        """Take up to `limit` keys that were stored when watching began.
+
+        Returns:
+            The least recently used ones of those that are left, in this order, and the lengths of
+            their chunks in bytes; fewer than `limit` at the end.
+        """
+
+    def take_key_events(self, limit: int) -> list[tuple[str, list[str], list[int]]]:
+        """Take up to `limit` changes of keys since watching began.
+
+        Returns:
+            Runs of "stored", "stored again" (the same bytes) or "gone", with keys and the lengths
+            of their chunks; the changes of one key in order.
+        """
+
 @final
-class ObjectTasks:
+class ObjectTasks(KeyWatch):
     """A connector as LMCache's L2 adapters are asked: tasks with object keys and memory objects.
 
     Stores, lookups and loads have a descriptor each, which is readable when one has completed.
@@ -549,23 +603,12 @@ class ObjectTasks:
     def holds(self, keys: Sequence[Any]) -> list[bool]:
         """Say of each key whether it is stored now; unlike a lookup it locks and leases nothing."""
 
-    def watch_keys(self) -> int:
-        """Note which keys come and go from now on; return how many are stored and not told yet."""
+    def object_keys(
+        self, keys: Sequence[str], lengths_bytes: Sequence[int]
+    ) -> tuple[list[Any], list[int]]:
+        """Return object keys for keys as they are stored, and the lengths of their chunks.
 
-    def take_stored_keys(self, limit: int) -> tuple[list[Any], list[int], bool]:
-        """Take keys that were stored when watching began, and still are.
-
-        Returns:
-            The up to `limit` least recently used ones of those that are left, in the reverse order
-            of their use, the lengths of their chunks in bytes, and whether there are no more.
-        """
-
-    def take_key_events(self, limit: int) -> list[tuple[str, list[Any], list[int]]]:
-        """Take up to `limit` changes of keys since watching began.
-
-        Returns:
-            Runs of "stored", "stored again" (the same bytes) or "gone", with keys and the lengths
-            of their chunks in bytes; the changes of one key in order.
+        Keys of another form are left out.
         """
 
     def list_keys(
@@ -582,7 +625,7 @@ class ObjectTasks:
         """Return how many keys lookups have locked."""
 
 @final
-class MemoryTasks:
+class MemoryTasks(KeyWatch):
     """A connector as programs ask it that name memory by its address.
 
     A task is a batch of keys. Each key has one part or several, all keys of a task as many; each
@@ -660,24 +703,6 @@ class MemoryTasks:
 
     def holds(self, prefix: str, keys: Sequence[str], parts: int = 1) -> list[bool]:
         """Say of each key whether it is stored now; unlike exists() it leases nothing."""
-
-    def watch_keys(self) -> int:
-        """Note which keys come and go from now on; return how many are stored and not told yet."""
-
-    def take_stored_keys(self, limit: int) -> list[str]:
-        """Take up to `limit` keys that were stored when watching began, as they are stored.
-
-        Returns:
-            The least recently used ones of those that are left; fewer than `limit` at the end.
-        """
-
-    def take_key_events(self, limit: int) -> list[tuple[str, list[str]]]:
-        """Take up to `limit` changes of keys since watching began.
-
-        Returns:
-            Runs of "stored", "stored again" (the same bytes) or "gone", with keys as they are
-            stored; the changes of one key in order.
-        """
 
 @final
 class RegisteredMemory:
@@ -779,18 +804,18 @@ class StoredChunks:
             OSError: The index cannot be read.
         """
 
-def load_options() -> dict[str, dict[str, str]]:
-    """Tell every option that LoadPlan takes: name -> {unit, default, range, meaning}."""
+def bench_options() -> dict[str, dict[str, str]]:
+    """Tell every option that BenchPlan takes: name -> {unit, default, range, meaning}."""
 
 @final
-class LoadPlan:
-    """What a load does to a store: an immutable, checked set of options."""
+class BenchPlan:
+    """What a run of kvring bench does to a store: an immutable, checked set of options."""
 
     def __new__(cls, **options: Any) -> Self:
         """Read options by name; what is not given has its default.
 
         Args:
-            **options: See `load_options()`. Numbers may be strings.
+            **options: See `bench_options()`. Numbers may be strings.
 
         Raises:
             ConfigError: An option is unknown or does not fit, options do not go together, or the
@@ -814,12 +839,12 @@ class LoadPlan:
         """Every option in force, sizes in bytes; `bs` is a string, `runtime` may be None."""
 
 @final
-class LoadRun:
-    """A load that works on a store in threads of its own. Dropping it ends it."""
+class BenchRun:
+    """A run of kvring bench, in threads of its own. Dropping it ends it."""
 
     def __new__(
         cls,
-        plan: LoadPlan,
+        plan: BenchPlan,
         path: _Paths,
         capacity: _Capacities,
         **options: Any,

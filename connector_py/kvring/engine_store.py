@@ -3,21 +3,19 @@
 import hashlib
 import json
 import logging
-import time
 from contextlib import suppress
 from typing import Any, Final
 
-from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory
+from kvring._native import ConfigError, KvRingError, MemoryTasks, RegisteredMemory, qualified
 from kvring.connector import Connector
+from kvring.logs import LogLimit
 
 __all__ = [
     "EngineStore",
-    "before_own",
     "close_store",
     "digest_of",
-    "namespace_of",
+    "identity_of",
     "options_of",
-    "prefix_of",
     "register_memory",
 ]
 
@@ -26,7 +24,6 @@ _logger = logging.getLogger(__name__)
 # As vLLM shortens the digest in the names of its own directories (file_mapper.py of vLLM 0.33.0).
 _DIGEST_DIGITS: Final = 12
 
-_PAUSE_S: Final = 60.0
 
 _PATHS: Final = ("path", "index_path")
 
@@ -52,9 +49,9 @@ class EngineStore:
             kind = ValueError if isinstance(error, ConfigError) else type(error)
             raise kind(f"{where}: {error}") from error
         self.tasks = MemoryTasks(self.connector)
-        self._before = before_own(options)
+        self._identity = identity_of(options)
         self._registered: list[RegisteredMemory] = []
-        self._next_told_s: dict[str, float] = {}
+        self._log_limit = LogLimit()
 
     def register(self, address: int, length_bytes: int) -> None:
         """Register memory that the engine keeps where it is until `close()`."""
@@ -69,9 +66,7 @@ class EngineStore:
             kind: The code of the failure, or the name of an exception's type; None if none failed.
             error: What is logged of it.
         """
-        now_s = time.monotonic()
-        if kind is not None and now_s >= self._next_told_s.get(kind, 0.0):
-            self._next_told_s[kind] = now_s + _PAUSE_S
+        if kind is not None and self._log_limit.is_due(kind):
             _logger.warning("%s: chunks are not stored or loaded: %s", self.path, error)
 
     def note_refusal(self, refusal: Exception) -> None:
@@ -80,7 +75,7 @@ class EngineStore:
 
     def stored_as(self, namespace: str) -> str:
         """Return a namespace of the keys that the engine gives to `tasks`, as the store has it."""
-        return f"{self._before}{namespace}"
+        return qualified(self._identity, namespace)
 
     @property
     def path(self) -> str:
@@ -127,10 +122,10 @@ def register_memory(store: Connector, address: int, length_bytes: int) -> Regist
         return None
 
 
-def before_own(options: dict[str, Any]) -> str:
-    """Return what the namespaces of a store's own identity begin with, of its options."""
+def identity_of(options: dict[str, Any]) -> str | None:
+    """Return the identity that a store's options name."""
     identity = options.get("identity")
-    return "" if identity in (None, "none") else f"{identity}#"
+    return None if identity in (None, "none") else str(identity)
 
 
 def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any]:
@@ -149,17 +144,6 @@ def options_of(options: dict[str, Any], name: str, number: int) -> dict[str, Any
     with suppress(KeyError, ValueError):
         own["metrics_port"] = int(str(own["metrics_port"])) + number
     return own
-
-
-def namespace_of(engine: str, digest: str, model: str) -> str:
-    """Return the namespace of what an engine stores: its layout, and the model."""
-    # What separates the fields of a key is in no model's name.
-    return f"{engine}-{digest}#{model.replace('@', '_')}"
-
-
-def prefix_of(namespace: str, rank: int) -> str:
-    """Return what keys of a namespace and a rank begin with; see `MemoryTasks`."""
-    return f"{namespace}@{rank:08x}"
 
 
 def digest_of(fields: dict[str, Any]) -> str:

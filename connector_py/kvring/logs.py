@@ -3,15 +3,19 @@
 import logging
 import os
 import sys
+import time
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["logger", "warn"]
+__all__ = ["LogLimit", "logger", "warn"]
 
 _LOGGER: Final = logging.getLogger("kvring")
 
 # Where a program has its level from.
 _LEVELS: Final = (("lmcache", "LMCACHE_LOG_LEVEL"), ("vllm", "VLLM_LOGGING_LEVEL"))
+
+_PAUSE_S: Final = 60.0
 
 _FORMAT: Final = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
 
@@ -43,6 +47,22 @@ def logger() -> logging.Logger:
         if _LOGGER.level == _level():
             _LOGGER.setLevel(logging.NOTSET)
     return _LOGGER
+
+
+class LogLimit:
+    """Lets each kind of message be logged once a minute."""
+
+    def __init__(self) -> None:
+        """Let the first of each kind through."""
+        self._next_s: dict[Hashable, float] = {}
+
+    def is_due(self, kind: Hashable) -> bool:
+        """Say whether a message of this kind may be logged, and take note of it."""
+        now_s = time.monotonic()
+        if now_s < self._next_s.get(kind, 0.0):
+            return False
+        self._next_s[kind] = now_s + _PAUSE_S
+        return True
 
 
 def warn(logger: logging.Logger, text: str, *arguments: object) -> None:

@@ -1,5 +1,6 @@
-//! The keys of a batch, as they are handed in.
+//! Keys as Python hands them in, and their syntax, which is that of the core.
 
+use kvring::Identity;
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
@@ -48,4 +49,35 @@ fn text(position: usize, key: &Bound<'_, PyAny>) -> PyResult<PyBackedStr> {
             ),
         )
     })
+}
+
+/// A key, or a namespace, of an identity as it is stored; `text` itself without one.
+#[pyfunction]
+pub(crate) fn qualified(identity: Option<&str>, text: &str) -> String {
+    let identity = identity.filter(|name| *name != "none").and_then(Identity::named);
+    identity.map_or_else(|| text.to_owned(), |identity| identity.qualify(text))
+}
+
+/// The namespace of what an engine stores.
+#[pyfunction]
+pub(crate) fn engine_namespace(engine: &str, digest: &str, model: &str) -> String {
+    kvring::engine_namespace(engine, digest, model)
+}
+
+/// What the keys of a namespace and a rank begin with.
+#[pyfunction]
+pub(crate) fn rank_prefix(namespace: &str, rank: u64) -> String {
+    kvring::rank_prefix(namespace, rank)
+}
+
+/// The key of one part of what an engine stores.
+#[pyfunction]
+pub(crate) fn part_key(prefix: &str, part: usize, key: &str) -> String {
+    kvring::part_key(prefix, part, key)
+}
+
+/// The cache salt of a namespace.
+#[pyfunction]
+pub(crate) fn salt_of(namespace: &str) -> &str {
+    kvring::salt_of(namespace)
 }

@@ -7,6 +7,7 @@ mod finished;
 mod forecast;
 mod format;
 mod huge_pages;
+mod key_watch;
 mod keys;
 mod listing;
 mod loadgen;
@@ -58,13 +59,19 @@ mod _native {
     #[pymodule_export]
     use super::huge_pages::put_into_huge_pages;
     #[pymodule_export]
+    use super::key_watch::KeyWatch;
+    #[pymodule_export]
+    use super::keys::{engine_namespace, part_key, qualified, rank_prefix, salt_of};
+    #[pymodule_export]
     use super::listing::StoredChunks;
     #[pymodule_export]
-    use super::loadgen::{LoadPlan, LoadRun, load_options};
+    use super::loadgen::{BenchPlan, BenchRun, bench_options};
     #[pymodule_export]
     use super::memory::RegisteredMemory;
     #[pymodule_export]
     use super::memory_tasks::MemoryTasks;
+    #[pymodule_export]
+    use super::object_keys::object_key_text;
     #[pymodule_export]
     use super::object_tasks::ObjectTasks;
     #[pymodule_export]

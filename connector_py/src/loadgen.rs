@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvring::OpenError;
-use kvring_loadgen::{LOAD_OPTIONS, LoadError, PhaseReport, Plan, Run};
+use kvring_loadgen::{BENCH_OPTIONS, BenchError, PhaseReport, Plan, Run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -11,11 +11,11 @@ use crate::errors::{ConfigError, KvRingError, from_open};
 use crate::logging::hand_over;
 use crate::options::{config_from, option_values};
 
-/// Every option that LoadPlan takes: name -> {unit, default, range, meaning}.
+/// Every option that BenchPlan takes: name -> {unit, default, range, meaning}.
 #[pyfunction]
-pub(crate) fn load_options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+pub(crate) fn bench_options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
-    for option in LOAD_OPTIONS {
+    for option in BENCH_OPTIONS {
         let one = PyDict::new(py);
         one.set_item("unit", option.unit)?;
         one.set_item("default", option.default)?;
@@ -26,14 +26,14 @@ pub(crate) fn load_options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(all)
 }
 
-/// What a load does, checked.
+/// What a run does, checked.
 #[pyclass(module = "kvring._native", frozen)]
-pub(crate) struct LoadPlan {
+pub(crate) struct BenchPlan {
     plan: Plan,
 }
 
 #[pymethods]
-impl LoadPlan {
+impl BenchPlan {
     #[new]
     #[pyo3(signature = (**options))]
     fn new(options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
@@ -81,14 +81,14 @@ impl LoadPlan {
     }
 }
 
-/// A load that has been started on a store of its own.
+/// A run that has been started on a store of its own.
 #[pyclass(module = "kvring._native", frozen)]
-pub(crate) struct LoadRun {
+pub(crate) struct BenchRun {
     run: Run,
 }
 
 #[pymethods]
-impl LoadRun {
+impl BenchRun {
     #[new]
     #[pyo3(
         signature = (plan, path = None, capacity = None, **options),
@@ -96,7 +96,7 @@ impl LoadRun {
     )]
     fn new(
         py: Python<'_>,
-        plan: &LoadPlan,
+        plan: &BenchPlan,
         path: Option<&Bound<'_, PyAny>>,
         capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
@@ -104,7 +104,7 @@ impl LoadRun {
         let config = config_from(py, path, capacity, options)?
             .map_err(|error| from_open(OpenError::Config(error)))?;
         let plan = plan.plan.clone();
-        let run = py.detach(|| Run::start(config, plan)).map_err(from_load);
+        let run = py.detach(|| Run::start(config, plan)).map_err(from_bench);
         hand_over(py);
         Ok(Self { run: run? })
     }
@@ -138,7 +138,7 @@ impl LoadRun {
 
     /// Wait for its end and return what it has measured, once.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let report = py.detach(|| self.run.finish()).map_err(from_load);
+        let report = py.detach(|| self.run.finish()).map_err(from_bench);
         hand_over(py);
         let report = report?;
         let all = PyDict::new(py);
@@ -173,7 +173,7 @@ impl LoadRun {
     }
 }
 
-impl Drop for LoadRun {
+impl Drop for BenchRun {
     fn drop(&mut self) {
         // It ends when its batches are answered: other Python threads go on meanwhile.
         Python::attach(|py| {
@@ -218,11 +218,11 @@ fn phase_dict<'py>(py: Python<'py>, phase: &PhaseReport) -> PyResult<Bound<'py, 
     Ok(all)
 }
 
-fn from_load(error: LoadError) -> PyErr {
+fn from_bench(error: BenchError) -> PyErr {
     match error {
-        LoadError::Open(error) => from_open(error),
-        LoadError::Plan(error) => ConfigError::new_err(error.to_string()),
-        LoadError::Register(_) | LoadError::Thread(_) | LoadError::Defect(_) => {
+        BenchError::Open(error) => from_open(error),
+        BenchError::Plan(error) => ConfigError::new_err(error.to_string()),
+        BenchError::Register(_) | BenchError::Thread(_) | BenchError::Defect(_) => {
             KvRingError::new_err(error.to_string())
         }
     }

@@ -7,12 +7,14 @@ use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvring::{CallerBuffer, Completion, KeepAlive, KeyChange, KeyEvent};
+use kvring::{CallerBuffer, Completion, KeepAlive};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 
 use crate::connector::Connector;
 use crate::errors::{ClosedError, SubmitError, code_of, from_submit};
 use crate::finished::{ByTask, Finished};
+use crate::key_watch::KeyWatch;
 use crate::keys::Keys;
 use crate::logging::hand_over;
 
@@ -27,11 +29,8 @@ type Submit = fn(
     KeepAlive,
 ) -> Result<u64, kvring::SubmitError>;
 
-/// Keys that changed in the same way, one after the other.
-type Run = (&'static str, Vec<String>);
-
 /// A store as programs ask it that name memory by its address.
-#[pyclass(module = "kvring._native", frozen)]
+#[pyclass(module = "kvring._native", frozen, extends = KeyWatch)]
 pub(crate) struct MemoryTasks {
     connector: Py<Connector>,
     finished: Finished,
@@ -50,13 +49,15 @@ struct Task {
 impl MemoryTasks {
     /// Take over a connector: its completions are taken here from now on.
     #[new]
-    fn new(connector: Py<Connector>) -> Self {
-        Self {
+    fn new(py: Python<'_>, connector: Py<Connector>) -> PyClassInitializer<Self> {
+        let watch = KeyWatch::new(connector.clone_ref(py));
+        let tasks = Self {
             connector,
             finished: Finished::default(),
             running: Mutex::default(),
             process_id: std::process::id(),
-        }
+        };
+        PyClassInitializer::from(watch).add_subclass(tasks)
     }
 
     /// Store memory; return the task.
@@ -176,25 +177,6 @@ impl MemoryTasks {
         let stored = py.detach(|| self.core().holds(&rendered(prefix, &keys, parts)));
         stored.map(|stored| of_keys(&stored, parts)).map_err(from_submit)
     }
-
-    /// Begin to note which keys come and go; return how many are stored.
-    fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
-        py.detach(|| self.core().watch_keys()).map_err(from_submit)
-    }
-
-    /// Take up to `limit` keys that were stored when watching began, as they are in the store.
-    fn take_stored_keys(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<String>> {
-        let stored = py.detach(|| self.core().take_stored_keys(limit)).map_err(from_submit)?;
-        Ok(stored.into_iter().map(|event| event.key).collect())
-    }
-
-    /// Take up to `limit` changes of keys, as they are in the store: runs of "stored", "stored again" or "gone".
-    fn take_key_events(&self, py: Python<'_>, limit: usize) -> PyResult<Vec<Run>> {
-        let events = py.detach(|| self.core().take_key_events(limit)).map_err(from_submit)?;
-        let runs = events.chunk_by(|one, next| one.change == next.change);
-        let keys = |run: &[KeyEvent]| run.iter().map(|event| event.key.clone()).collect();
-        Ok(runs.map(|run| (name_of(run[0].change), keys(run))).collect())
-    }
 }
 
 impl MemoryTasks {
@@ -253,17 +235,10 @@ impl MemoryTasks {
     }
 }
 
-/// The name of a change in Python.
-pub(crate) fn name_of(change: KeyChange) -> &'static str {
-    match change {
-        KeyChange::Stored => "stored",
-        KeyChange::StoredAgain => "stored again",
-        KeyChange::Gone => "gone",
-    }
-}
-
 fn rendered(prefix: &str, keys: &Keys, parts: usize) -> Vec<String> {
-    let of_key = |key| (0..parts).map(move |part| format!("{prefix}@{part:x}@{key}"));
+    let of_key = |key: &'_ PyBackedStr| {
+        (0..parts).map(|part| kvring::part_key(prefix, part, key)).collect::<Vec<_>>()
+    };
     keys.0.iter().flat_map(of_key).collect()
 }
 

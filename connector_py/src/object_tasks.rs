@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvring::{CallerBuffer, Completion, KeepAlive, KeyEvent};
+use kvring::{CallerBuffer, Completion, KeepAlive, ObjectKey};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -19,9 +19,10 @@ use crate::buffers::{Use, export_all};
 use crate::connector::Connector;
 use crate::errors::{SubmitError, code_of, from_io, from_submit};
 use crate::finished::Finished;
+use crate::key_watch::KeyWatch;
+use crate::keys::Keys;
 use crate::logging::hand_over;
-use crate::memory_tasks::name_of;
-use crate::object_keys::{fields_of, objects_of, rendered};
+use crate::object_keys::{objects_of, rendered};
 use crate::object_locks::ObjectLocks;
 
 /// Task, code of the failure, error, bytes that are stored.
@@ -30,11 +31,8 @@ type StoreOutcome = (u64, Option<&'static str>, String, usize);
 /// Keys of a listing, with the fields of LMCache's object keys and the lengths of their chunks, and where to go on.
 type Listing = (Vec<(String, String, u64, u64, String, u64)>, Option<u64>);
 
-/// Keys that changed in the same way, one after the other, with the lengths of their chunks.
-type Run<'py> = (&'static str, Vec<Bound<'py, PyAny>>, Vec<u64>);
-
 /// A store as LMCache's L2 adapters are asked: by tasks.
-#[pyclass(module = "kvring._native", frozen)]
+#[pyclass(module = "kvring._native", frozen, extends = KeyWatch)]
 pub(crate) struct ObjectTasks {
     connector: Py<Connector>,
     /// LMCache's classes.
@@ -51,11 +49,17 @@ pub(crate) struct ObjectTasks {
 impl ObjectTasks {
     /// Take over a connector: its completions are taken here from now on.
     #[new]
-    fn new(connector: Py<Connector>, bitmap: Py<PyAny>, object_key: Py<PyAny>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        connector: Py<Connector>,
+        bitmap: Py<PyAny>,
+        object_key: Py<PyAny>,
+    ) -> PyResult<PyClassInitializer<Self>> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let lookup_event = EventFd::from_flags(flags).map_err(|errno| from_io(errno.into()))?;
         connector.get().core.split_completions().map_err(from_io)?;
-        Ok(Self {
+        let watch = KeyWatch::new(connector.clone_ref(py));
+        let tasks = Self {
             connector,
             bitmap,
             object_key,
@@ -64,7 +68,8 @@ impl ObjectTasks {
             lookups: Mutex::default(),
             locks: Mutex::default(),
             loads: Finished::default(),
-        })
+        };
+        Ok(PyClassInitializer::from(watch).add_subclass(tasks))
     }
 
     /// Descriptors to poll for stores, lookups and loads.
@@ -183,34 +188,14 @@ impl ObjectTasks {
         py.detach(|| self.core().holds(&keys)).map_err(from_submit)
     }
 
-    /// Begin to note which keys come and go; return how many are stored.
-    fn watch_keys(&self, py: Python<'_>) -> PyResult<usize> {
-        py.detach(|| self.core().watch_keys()).map_err(from_submit)
-    }
-
-    /// Take up to `limit` keys that were stored when watching began, and their lengths: the least recently used of all that are left,
-    /// and of these the one that was used last first, as LMCache's orders of eviction take a batch.
-    fn take_stored_keys<'py>(
+    /// Object keys for keys as they are in the store, and the lengths of their chunks; without keys of another form.
+    fn object_keys<'py>(
         &self,
         py: Python<'py>,
-        limit: usize,
-    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<u64>, bool)> {
-        let mut stored = py.detach(|| self.core().take_stored_keys(limit)).map_err(from_submit)?;
-        let is_last = stored.is_empty();
-        stored.reverse();
-        let (keys, lengths_bytes) = objects_of(self.object_key.bind(py), &stored)?;
-        Ok((keys, lengths_bytes, is_last))
-    }
-
-    /// Take up to `limit` changes of keys: runs of "stored", "stored again" or "gone".
-    fn take_key_events<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Vec<Run<'py>>> {
-        let events = py.detach(|| self.core().take_key_events(limit)).map_err(from_submit)?;
-        let class = self.object_key.bind(py);
-        let run = |run: &[KeyEvent]| {
-            let name = name_of(run[0].change);
-            objects_of(class, run).map(|(keys, lengths_bytes)| (name, keys, lengths_bytes))
-        };
-        events.chunk_by(|one, next| one.change == next.change).map(run).collect()
+        keys: Keys,
+        lengths_bytes: Vec<u64>,
+    ) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<u64>)> {
+        objects_of(self.object_key.bind(py), &keys.0, &lengths_bytes)
     }
 
     /// List stored keys of a model, or all, from a cursor on.
@@ -224,9 +209,10 @@ impl ObjectTasks {
         let listed = py.detach(|| self.core().stored_keys(model.as_deref(), cursor, limit));
         let (keys, next) = listed.map_err(from_submit)?;
         let one = |(key, length_bytes): &(String, u64)| {
-            let (_, model, rank, group, salt) = fields_of(key)?;
-            let hash = key.split('@').nth(3)?.to_owned();
-            Some((hash, model.to_owned(), rank, group, salt.to_owned(), *length_bytes))
+            let key = ObjectKey::parse(key)?;
+            let (model, salt) = (key.model_name.to_owned(), key.cache_salt.to_owned());
+            let (rank, group) = (key.kv_rank, key.object_group_id);
+            Some((key.hash_text(), model, rank, group, salt, *length_bytes))
         };
         Ok((keys.iter().filter_map(one).collect(), next))
     }

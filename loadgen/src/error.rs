@@ -8,7 +8,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum PlanError {
     /// The option does not exist.
-    #[error("unknown option '{name}'; the options of a load are: {known}")]
+    #[error("unknown option '{name}'; the options of kvring bench are: {known}")]
     Unknown {
         /// The name that was given.
         name: String,
@@ -34,7 +34,7 @@ pub enum PlanError {
 
 /// What ends a run before it has measured anything.
 #[derive(Debug, Error)]
-pub enum LoadError {
+pub enum BenchError {
     /// The plan does not fit.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -33,7 +33,7 @@ pub(crate) enum WorkKind {
 }
 
 /// What all jobs use.
-pub(crate) struct Shared<'run> {
+pub(crate) struct JobContext<'run> {
     pub(crate) connector: &'run Connector,
     pub(crate) router: &'run Router,
     pub(crate) stop: &'run AtomicBool,
@@ -90,16 +90,16 @@ impl Job {
     }
 
     /// Does one phase; returns when all of its batches are answered, or the store refuses or hangs.
-    pub(crate) fn run(&mut self, work: Work, shared: &Shared<'_>) -> Tally {
+    pub(crate) fn run(&mut self, work: Work, context: &JobContext<'_>) -> Tally {
         let mut tally = Tally::new();
         let once =
             work.deadline.is_none() || matches!(work.kind, WorkKind::Only(Operation::Delete));
         let mut cursor = Cursor::new(self.keys.count(), once, work.random, self.seed);
-        let mut outcome = self.work(work, &mut cursor, shared, &mut tally);
+        let mut outcome = self.work(work, &mut cursor, context, &mut tally);
         // What was in flight when the store refused a batch is answered still.
         while !self.in_flight.is_empty() && outcome.is_err() {
-            match shared.router.wait(self.number, shared.connector, shared.stop) {
-                Ok(arrived) => self.settle_all(arrived, shared, &mut tally),
+            match context.router.wait(self.number, context.connector, context.stop) {
+                Ok(arrived) => self.settle_all(arrived, context, &mut tally),
                 Err(error) => {
                     outcome = Err(error);
                     break;
@@ -109,7 +109,7 @@ impl Job {
         if let Err(error) = outcome {
             tally.complain(error);
             tally.ended_early = true;
-            shared.stop.store(true, Ordering::Relaxed);
+            context.stop.store(true, Ordering::Relaxed);
         }
         tally
     }
@@ -118,14 +118,14 @@ impl Job {
         &mut self,
         work: Work,
         cursor: &mut Cursor,
-        shared: &Shared<'_>,
+        context: &JobContext<'_>,
         tally: &mut Tally,
     ) -> Result<(), String> {
         let mut more = true;
         loop {
             while more && let Some(memory) = self.idle.pop() {
                 let over = work.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-                if over || shared.stop.load(Ordering::Relaxed) {
+                if over || context.stop.load(Ordering::Relaxed) {
                     more = false;
                     self.idle.push(memory);
                     break;
@@ -141,13 +141,13 @@ impl Job {
                     WorkKind::Mix(gets) if self.random.below(100) < gets => Operation::Get,
                     WorkKind::Mix(_) => Operation::Set,
                 };
-                self.submit(operation, keys, memory, shared).map_err(|error| error.to_string())?;
+                self.submit(operation, keys, memory, context).map_err(|error| error.to_string())?;
             }
             if self.in_flight.is_empty() {
                 return Ok(());
             }
-            let arrived = shared.router.wait(self.number, shared.connector, shared.stop)?;
-            self.settle_all(arrived, shared, tally);
+            let arrived = context.router.wait(self.number, context.connector, context.stop)?;
+            self.settle_all(arrived, context, tally);
         }
     }
 
@@ -173,7 +173,7 @@ impl Job {
         operation: Operation,
         keys: Vec<u64>,
         mut memory: BatchMemory,
-        shared: &Shared<'_>,
+        context: &JobContext<'_>,
     ) -> Result<(), SubmitError> {
         let names: Vec<String> = keys.iter().map(|key| self.keys.name(*key)).collect();
         let (mut lengths, mut expected) = (Vec::new(), Vec::new());
@@ -183,7 +183,7 @@ impl Job {
             self.prepare(operation, &keys, &lengths, &mut memory);
         }
         let (buffers, keep_alive) = memory.lend(&lengths);
-        let connector = shared.connector;
+        let connector = context.connector;
         let submitted = Instant::now();
         let future_id = match operation {
             Operation::Get => connector.submit_get(&names, &buffers, keep_alive),
@@ -191,7 +191,7 @@ impl Job {
             Operation::Exists => connector.submit_exists(&names),
             Operation::Delete => connector.submit_delete(&names),
         }?;
-        shared.router.claim(self.number, future_id);
+        context.router.claim(self.number, future_id);
         let flight = Flight { operation, keys, lengths, expected, memory, submitted };
         self.in_flight.insert(future_id, flight);
         Ok(())
@@ -216,13 +216,13 @@ impl Job {
         }
     }
 
-    fn settle_all(&mut self, arrived: Vec<Arrived>, shared: &Shared<'_>, tally: &mut Tally) {
+    fn settle_all(&mut self, arrived: Vec<Arrived>, context: &JobContext<'_>, tally: &mut Tally) {
         for arrived in arrived {
-            self.settle(arrived, shared, tally);
+            self.settle(arrived, context, tally);
         }
     }
 
-    fn settle(&mut self, arrived: Arrived, shared: &Shared<'_>, tally: &mut Tally) {
+    fn settle(&mut self, arrived: Arrived, context: &JobContext<'_>, tally: &mut Tally) {
         let Arrived { mut completion, at } = arrived;
         let Some(mut flight) = self.in_flight.remove(&completion.future_id) else {
             tally.complain(format!("batch {} was answered twice", completion.future_id));
@@ -271,7 +271,7 @@ impl Job {
         if wrong > 0 {
             tally.complain("a loaded chunk is not what was stored under its key");
         }
-        shared.progress.add(results.len() as u64, bytes);
+        context.progress.add(results.len() as u64, bytes);
         self.idle.push(flight.memory);
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use kvring::{part_key, rank_prefix};
+
 use crate::random::{Permutation, mix};
 use crate::sizes::ChunkSizes;
 
@@ -33,7 +35,7 @@ impl KeySpace {
 
     /// The key's name, of the form that LMCache's keys have.
     pub(crate) fn name(&self, key: u64) -> String {
-        format!("kvring-bench@{:08x}@0@{:064x}", self.job, key)
+        part_key(&rank_prefix("kvring-bench", self.job), 0, &format!("{key:064x}"))
     }
 
     /// A number that no key of another job has.

@@ -29,8 +29,8 @@ mod run;
 mod session;
 mod sizes;
 
-pub use error::{LoadError, PlanError};
-pub use options::{LOAD_OPTIONS, LoadOption};
+pub use error::{BenchError, PlanError};
+pub use options::{BENCH_OPTIONS, BenchOption};
 pub use plan::{Pattern, Plan};
 pub use progress::{Phase, Progress};
 pub use report::{ClassReport, LatencyReport, PhaseReport, Report};

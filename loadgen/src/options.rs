@@ -1,4 +1,4 @@
-//! Options of a load: each named once, with unit, default, range, meaning and the code that takes its value.
+//! Options of a run: each named once, with unit, default, range, meaning and the code that takes its value.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ const MAX_IODEPTH: u64 = 65536;
 /// Most submitting threads.
 const MAX_JOBS: u64 = 128;
 
-/// Description of one option of a load.
-pub struct LoadOption {
+/// Description of one option of a run.
+pub struct BenchOption {
     /// Its name, as fio has it where fio has it.
     pub name: &'static str,
     /// Unit of its value; empty for a name.
@@ -29,9 +29,9 @@ pub struct LoadOption {
     apply: fn(&mut Plan, &OptionValue) -> Result<(), String>,
 }
 
-/// All options of a load.
-pub const LOAD_OPTIONS: &[LoadOption] = &[
-    LoadOption {
+/// All options of a run.
+pub const BENCH_OPTIONS: &[BenchOption] = &[
+    BenchOption {
         name: "rw",
         unit: "",
         default: "read",
@@ -44,7 +44,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "bs",
         unit: "bytes",
         default: "1MiB",
@@ -55,7 +55,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "iodepth",
         unit: "keys",
         default: "32",
@@ -66,7 +66,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "batch",
         unit: "keys",
         default: "0",
@@ -77,7 +77,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "numjobs",
         unit: "threads",
         default: "1",
@@ -88,7 +88,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "size",
         unit: "bytes",
         default: "1GiB",
@@ -104,7 +104,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "runtime",
         unit: "seconds",
         default: "0",
@@ -119,7 +119,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "rwmixread",
         unit: "percent",
         default: "50",
@@ -130,7 +130,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "align",
         unit: "bytes",
         default: "4096",
@@ -145,7 +145,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "verify",
         unit: "",
         default: "off",
@@ -157,7 +157,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "registered",
         unit: "",
         default: "off",
@@ -169,7 +169,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
             Ok(())
         },
     },
-    LoadOption {
+    BenchOption {
         name: "seed",
         unit: "",
         default: "1",
@@ -182,7 +182,7 @@ pub const LOAD_OPTIONS: &[LoadOption] = &[
     },
 ];
 
-impl LoadOption {
+impl BenchOption {
     pub(crate) fn set(&self, plan: &mut Plan, value: &OptionValue) -> Result<(), PlanError> {
         (self.apply)(plan, value).map_err(|reason| PlanError::Invalid {
             name: self.name,

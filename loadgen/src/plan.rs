@@ -6,7 +6,7 @@ use kvring::OptionValue;
 
 use crate::error::PlanError;
 use crate::memory::BatchMemory;
-use crate::options::LOAD_OPTIONS;
+use crate::options::BENCH_OPTIONS;
 use crate::sizes::ChunkSizes;
 
 /// Keys per submit unless told otherwise.
@@ -75,7 +75,7 @@ impl Pattern {
     }
 }
 
-/// A run, ready to be started. [`LOAD_OPTIONS`] describes each field.
+/// A run, ready to be started. [`BENCH_OPTIONS`] describes each field.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// What is done.
@@ -127,13 +127,13 @@ impl Plan {
             registered: false,
             seed: 0,
         };
-        for option in LOAD_OPTIONS {
+        for option in BENCH_OPTIONS {
             option.set(&mut plan, &OptionValue::Text(option.default.to_owned()))?;
         }
         for (name, value) in options {
             let option =
-                LOAD_OPTIONS.iter().find(|option| option.name == name).ok_or_else(|| {
-                    let known: Vec<_> = LOAD_OPTIONS.iter().map(|option| option.name).collect();
+                BENCH_OPTIONS.iter().find(|option| option.name == name).ok_or_else(|| {
+                    let known: Vec<_> = BENCH_OPTIONS.iter().map(|option| option.name).collect();
                     PlanError::Unknown { name, known: known.join(", ") }
                 })?;
             option.set(&mut plan, &value)?;
@@ -279,7 +279,7 @@ mod tests {
         ];
         for (name, value) in wrong {
             let message = plan(&[(name, value)]).unwrap_err().to_string();
-            let option = LOAD_OPTIONS.iter().find(|option| option.name == name).unwrap();
+            let option = BENCH_OPTIONS.iter().find(|option| option.name == name).unwrap();
             for part in [name, value, option.range] {
                 assert!(message.contains(part), "{message}");
             }

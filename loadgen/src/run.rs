@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvring::Config;
 use parking_lot::{Condvar, Mutex};
 
-use crate::error::LoadError;
+use crate::error::BenchError;
 use crate::plan::Plan;
 use crate::progress::{Progress, ProgressMeter};
 use crate::report::Report;
@@ -23,7 +23,7 @@ pub struct Run {
 struct RunShared {
     stop: AtomicBool,
     progress: ProgressMeter,
-    result: Mutex<Option<Result<Report, LoadError>>>,
+    result: Mutex<Option<Result<Report, BenchError>>>,
     ended: AtomicBool,
     wakeup: Condvar,
 }
@@ -34,7 +34,7 @@ struct Ending(Arc<RunShared>);
 impl Drop for Ending {
     fn drop(&mut self) {
         let mut result = self.0.result.lock();
-        result.get_or_insert_with(|| Err(LoadError::Defect("the run panicked".into())));
+        result.get_or_insert_with(|| Err(BenchError::Defect("the run panicked".into())));
         self.0.ended.store(true, Ordering::Release);
         self.0.wakeup.notify_all();
     }
@@ -46,7 +46,7 @@ impl Run {
     ///
     /// # Errors
     /// The store cannot be opened, its chunks are shorter than the plan's, or the system refuses a thread.
-    pub fn start(config: Config, plan: Plan) -> Result<Self, LoadError> {
+    pub fn start(config: Config, plan: Plan) -> Result<Self, BenchError> {
         let connector = open_store(config, &plan)?;
         let shared = Arc::new(RunShared {
             stop: AtomicBool::new(false),
@@ -64,7 +64,7 @@ impl Run {
         let thread = thread::Builder::new()
             .name("kvring-bench-main".into())
             .spawn(main)
-            .map_err(LoadError::Thread)?;
+            .map_err(BenchError::Thread)?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -90,9 +90,9 @@ impl Run {
     ///
     /// # Errors
     /// A thread could not be started or panicked, or the report was taken before.
-    pub fn finish(&self) -> Result<Report, LoadError> {
+    pub fn finish(&self) -> Result<Report, BenchError> {
         self.join();
-        let taken = || Err(LoadError::Defect("its report was taken before".into()));
+        let taken = || Err(BenchError::Defect("its report was taken before".into()));
         self.shared.result.lock().take().unwrap_or_else(taken)
     }
 

@@ -8,8 +8,8 @@ use kvring::{Checksum, Config, Connector, Stats};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
-use crate::error::{LoadError, PlanError};
-use crate::job::{Job, Shared, Work, WorkKind};
+use crate::error::{BenchError, PlanError};
+use crate::job::{Job, JobContext, Work, WorkKind};
 use crate::plan::{Pattern, Plan};
 use crate::progress::{Phase, ProgressMeter};
 use crate::report::{Operation, PhaseReport, Report, Tally};
@@ -27,7 +27,7 @@ pub(crate) struct Session<'run> {
 }
 
 /// Opens the store of a plan, and checks that it takes the plan's chunks.
-pub(crate) fn open_store(config: Config, plan: &Plan) -> Result<Connector, LoadError> {
+pub(crate) fn open_store(config: Config, plan: &Plan) -> Result<Connector, BenchError> {
     if config.checksum == Checksum::Off && plan.stores_keys_again() {
         let message = format!(
             "rw = {}{} stores keys again, which a store with checksum = off takes for unchanged and does not write; use \
@@ -67,7 +67,7 @@ impl<'run> Session<'run> {
     }
 
     /// All phases, and the end of the store.
-    pub(crate) fn run(mut self) -> Result<Report, LoadError> {
+    pub(crate) fn run(mut self) -> Result<Report, BenchError> {
         if self.plan.registered {
             let Self { jobs, connector, .. } = &mut self;
             jobs.iter_mut().try_for_each(|job| job.register(connector))?;
@@ -79,7 +79,7 @@ impl<'run> Session<'run> {
     }
 
     /// Stores every chunk, where the pattern needs it.
-    pub(crate) fn fill(&mut self) -> Result<Option<PhaseReport>, LoadError> {
+    pub(crate) fn fill(&mut self) -> Result<Option<PhaseReport>, BenchError> {
         if !self.plan.rw.needs_fill() {
             return Ok(None);
         }
@@ -88,7 +88,7 @@ impl<'run> Session<'run> {
     }
 
     /// What is asked for.
-    pub(crate) fn measure(&mut self) -> Result<Option<PhaseReport>, LoadError> {
+    pub(crate) fn measure(&mut self) -> Result<Option<PhaseReport>, BenchError> {
         let kind = match self.plan.rw {
             Pattern::Read | Pattern::RandRead => WorkKind::Only(Operation::Get),
             Pattern::Write | Pattern::RandWrite => WorkKind::Only(Operation::Set),
@@ -101,7 +101,7 @@ impl<'run> Session<'run> {
     }
 
     /// Loads again what was written, to compare it.
-    pub(crate) fn check(&mut self) -> Result<Option<PhaseReport>, LoadError> {
+    pub(crate) fn check(&mut self) -> Result<Option<PhaseReport>, BenchError> {
         if !(self.plan.verify && self.plan.rw.writes()) {
             return Ok(None);
         }
@@ -109,35 +109,35 @@ impl<'run> Session<'run> {
         self.phase(Phase::Check, work)
     }
 
-    fn phase(&mut self, phase: Phase, work: Work) -> Result<Option<PhaseReport>, LoadError> {
+    fn phase(&mut self, phase: Phase, work: Work) -> Result<Option<PhaseReport>, BenchError> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let runtime = work.deadline.and(self.plan.runtime);
         self.progress.enter(phase, runtime, self.plan.keys());
         let Self { connector, router, stop, progress, jobs, .. } = self;
-        let shared = Shared { connector, router, stop, progress };
+        let context = JobContext { connector, router, stop, progress };
         let mut all = Tally::new();
         let cpu_before = cpu_times();
         let start = Instant::now();
         thread::scope(|scope| {
             let mut threads = Vec::new();
             for job in jobs {
-                let shared = &shared;
+                let context = &context;
                 let started = thread::Builder::new()
                     .name("kvring-bench".into())
-                    .spawn_scoped(scope, move || job.run(work, shared));
+                    .spawn_scoped(scope, move || job.run(work, context));
                 match started {
                     Ok(thread) => threads.push(thread),
                     Err(error) => {
                         stop.store(true, Ordering::Relaxed);
-                        return Err(LoadError::Thread(error));
+                        return Err(BenchError::Thread(error));
                     }
                 }
             }
             for thread in threads {
                 let tally =
-                    thread.join().map_err(|_| LoadError::Defect("a job panicked".into()))?;
+                    thread.join().map_err(|_| BenchError::Defect("a job panicked".into()))?;
                 all.add(tally);
             }
             Ok(())

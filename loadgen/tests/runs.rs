@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvring::{Checksum, Config, OptionValue};
-use kvring_loadgen::{ClassReport, LoadError, Plan, Report, Run};
+use kvring_loadgen::{BenchError, ClassReport, Plan, Report, Run};
 
 const ENOUGH: Duration = Duration::from_secs(60);
 
@@ -159,7 +159,7 @@ fn stop_ends_it_and_what_was_measured_is_told() {
     let report = run.finish().unwrap();
     assert!(report.interrupted && !report.has_errors(), "{:?}", report.messages);
     assert!(class(&report, "get").hits > 0);
-    assert!(matches!(run.finish(), Err(LoadError::Defect(_))), "a report is taken once");
+    assert!(matches!(run.finish(), Err(BenchError::Defect(_))), "a report is taken once");
 }
 
 #[test]
@@ -193,6 +193,6 @@ fn chunks_longer_than_the_store_takes_are_refused_beforehand() {
     let directory = tempfile::tempdir().unwrap();
     let plan = plan(&[("bs", "32MiB"), ("batch", "1"), ("iodepth", "1")]);
     let error = Run::start(config(directory.path(), 16 << 20), plan).err().unwrap();
-    assert!(matches!(error, LoadError::Plan(_)), "{error}");
+    assert!(matches!(error, BenchError::Plan(_)), "{error}");
     assert!(error.to_string().contains("raise capacity"), "{error}");
 }

@@ -145,7 +145,7 @@ impl Cache {
                 Some(true) if room.attempts < ATTEMPTS => {
                     let attempts = room.attempts + 1;
                     **room = RoomMaking { attempts, ..RoomMaking::new(room.search.blocks) };
-                    self.counters.evicted_in_the_way.add(1);
+                    self.counters.foreground_evictions.add(1);
                     outcome = self.store.allocate(bytes, digest);
                 }
                 Some(_) => break,

@@ -104,7 +104,7 @@ impl Claim {
             let is_unchanged = comparison == Comparison::Same;
             if is_unchanged {
                 cache.counters.set_unchanged.add(1);
-                cache.counters.set_joined.add(u64::from(self.has_waited));
+                cache.counters.set_coalesced.add(u64::from(self.has_waited));
                 cache.index.touch_stored(request.digest, cache.config.clock.now_ms());
             }
             let keeps_stored = comparison == Comparison::SameUnlessDamaged;

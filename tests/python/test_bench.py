@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kvring
-from kvring._native import LoadPlan, LoadRun, load_options
+from kvring._native import BenchPlan, BenchRun, bench_options
 from kvring.cli import main
 from kvring.cli.machine import file_system
 from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, MIB, Client, pattern
@@ -112,7 +112,7 @@ def test_each_pattern_as_json(
     assert (result["measured"]["cpu_s_per_gb"] is None) == (moved_bytes == 0)
     assert result["errors"]["messages"] == []
     assert not result["has_errors"]
-    assert result["load"]["rw"] == rw
+    assert result["workload"]["rw"] == rw
     assert result["store"]["engine"].startswith("io_uring")
     assert type(result["store"]["direct_io"]) is bool
     assert result["machine"]["kernel"] == os.uname().release
@@ -147,7 +147,7 @@ def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     directory.mkdir()
     assert bench(directory, *SMALL, "--json", "--output", str(output)) == 0
     assert capsys.readouterr().out == ""
-    assert json.loads(output.read_text(encoding="utf-8"))["load"]["keys"] == KEYS
+    assert json.loads(output.read_text(encoding="utf-8"))["workload"]["keys"] == KEYS
 
 
 def test_options_reach_the_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_options_reach_the_store(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_every_option_is_a_flag_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     text = capsys.readouterr().out
-    for name in load_options():
+    for name in bench_options():
         assert f"--{name} " in text
     for name in kvring.options():
         assert name in text
@@ -313,10 +313,10 @@ def test_python_m_kvring_tells_its_version() -> None:
 
 
 def test_a_run_can_be_followed_and_stopped(store_directory: Path) -> None:
-    plan = LoadPlan(rw="randread", bs="4KiB", size=MIB, runtime=3600)
-    run = LoadRun(plan, store_directory, plan.capacity_bytes)
+    plan = BenchPlan(rw="randread", bs="4KiB", size=MIB, runtime=3600)
+    run = BenchRun(plan, store_directory, plan.capacity_bytes)
     with pytest.raises(kvring.InUseError):
-        LoadRun(plan, store_directory, plan.capacity_bytes)
+        BenchRun(plan, store_directory, plan.capacity_bytes)
     while run.poll()["phase"] != "measure":
         assert not run.wait(0.001)
     state = run.poll()

@@ -44,8 +44,8 @@ def test_lengths_are_those_of_fio(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, length_bytes: int
 ) -> None:
     result = bench_json(capsys, tmp_path, "--rw=write", "--bs", text, "--size=1m")
-    assert result["load"]["bs"] == str(length_bytes)
-    assert result["load"]["size"] == MIB
+    assert result["workload"]["bs"] == str(length_bytes)
+    assert result["workload"]["size"] == MIB
 
 
 def test_the_help_tells_what_a_k_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,5 +132,5 @@ def test_room_is_made_ahead_of_need(
         if client.stat("evicted") > before:
             client.wait_until(lambda: share() <= low)
     assert client.stat("evicted") > ROOM_CHUNKS
-    assert client.stat("evicted_in_the_way") == 0
+    assert client.stat("foreground_evictions") == 0
     assert low - 0.15 < share() <= high

@@ -78,13 +78,15 @@ def test_an_engine_is_told_of_its_own_keys_alone(tmp_path: Path) -> None:
     with kvring.Connector(tmp_path, CAPACITY_BYTES, identity="one") as store:
         tasks = MemoryTasks(store)
         tasks.watch_keys()
-        assert sorted(tasks.take_stored_keys(100)) == ["m@1@0@aone", "m@1@0@bone"]
-        assert tasks.take_stored_keys(100) == []
+        assert sorted(tasks.take_stored_keys(100)[0]) == ["m@1@0@aone", "m@1@0@bone"]
+        assert tasks.take_stored_keys(100) == ([], [])
         memory = make_memory(4096)
         tasks.wait(store.submit_batch_set(["m@1@0@c"], [memory]))
         store.purge("two#m")
         tasks.wait(store.submit_batch_delete(["m@1@0@aone"]))
-        assert tasks.take_key_events(100) == [("stored", ["m@1@0@c"]), ("gone", ["m@1@0@aone"])]
+        stored, gone = tasks.take_key_events(100)
+        assert stored == ("stored", ["m@1@0@c"], [4096])
+        assert gone[:2] == ("gone", ["m@1@0@aone"])
 
 
 @pytest.mark.parametrize("identity", ["", "a b", "a#b", "a@b", "a/b", "x" * 65, 5, ["a"]])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvring
-from kvring._native import LoadPlan, LoadRun
+from kvring._native import BenchPlan, BenchRun
 from tests.python.conftest import CAPACITY_BYTES, Client, pattern
 from tests.support.tuning import tuned
 
@@ -187,7 +187,7 @@ def test_an_unknown_option_lists_those_that_exist_and_names_the_one_that_was_mea
     ids=str,
 )
 @pytest.mark.parametrize(
-    "opener", [kvring.Connector, partial(LoadRun, LoadPlan())], ids=["Connector", "LoadRun"]
+    "opener", [kvring.Connector, partial(BenchRun, BenchPlan())], ids=["Connector", "BenchRun"]
 )
 def test_path_and_capacity_are_required(
     opener: Callable[..., object], arguments: dict[str, Any]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from kvring import ConfigError, KvRingError, options
-from kvring._native import LoadPlan, LoadRun, load_options
+from kvring._native import BenchPlan, BenchRun, bench_options
 from kvring.cli.bench_report import document, print_json, print_table
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.interruption import interruption
@@ -55,8 +55,10 @@ class _Bench(click.Command):
             record = parameter.get_help_record(context)
             if record is not None:
                 name = parameter.name or ""
-                is_load, is_output = name in load_options(), name in ("as_json", "output", "help")
-                parts["Load" if is_load else "Output" if is_output else "Store"].append(record)
+                is_workload = name in bench_options()
+                is_output = name in ("as_json", "output", "help")
+                title = "Workload" if is_workload else "Output" if is_output else "Store"
+                parts[title].append(record)
         for title, records in parts.items():
             with formatter.section(title):
                 formatter.write_dl(records)
@@ -69,10 +71,10 @@ def _help(option: dict[str, Any]) -> str:
 
 def _with_options(command: Any) -> Any:
     for name in reversed(_STORE_FLAGS):
-        more = "; by default as much as the load needs, all of a block device"
+        more = "; by default as much as the workload needs, all of a block device"
         text = _help(options()[name]) + (more if name == "capacity" else "")
         command = click.option(f"--{name}", metavar=name.upper(), help=text)(command)
-    for name, option in reversed(load_options().items()):
+    for name, option in reversed(bench_options().items()):
         is_switch = option["range"] == "'on' or 'off'"
         # `--verify` alone means on.
         switch: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if is_switch else {}
@@ -143,10 +145,10 @@ def _measure(arguments: SimpleNamespace) -> int:
     others = {name: value for name, value in store_options.items() if name != "capacity"}
     with interruption() as asked:
         with own_places(paths, _tell) as places:
-            load = LoadRun(plan, places, capacity, **others)
-            asked.call(load.stop)
-            _follow(load)
-            report = load.report()
+            run = BenchRun(plan, places, capacity, **others)
+            asked.call(run.stop)
+            _follow(run)
+            report = run.report()
         shown = str(paths[0]) if len(paths) == 1 else [str(path) for path in paths]
         result = document(plan, {"path": shown, **store_options}, machine, report)
         _print(result, arguments.output, as_json=arguments.as_json)
@@ -159,9 +161,9 @@ def _tell(sentence: str) -> None:
     print(f"kvring bench: {sentence}", file=sys.stderr)
 
 
-def _plan(arguments: SimpleNamespace) -> LoadPlan:
-    values = {name: getattr(arguments, name) for name in load_options()}
-    return LoadPlan(**{name: value for name, value in values.items() if value is not None})
+def _plan(arguments: SimpleNamespace) -> BenchPlan:
+    values = {name: getattr(arguments, name) for name in bench_options()}
+    return BenchPlan(**{name: value for name, value in values.items() if value is not None})
 
 
 def _store_options(arguments: SimpleNamespace) -> dict[str, Any]:
@@ -199,7 +201,7 @@ def _place(text: str, arguments: SimpleNamespace) -> Path:
     return path
 
 
-def _capacities(paths: list[Path], plan: LoadPlan) -> int | str | list[int | str]:
+def _capacities(paths: list[Path], plan: BenchPlan) -> int | str | list[int | str]:
     """Room for all at each path: nothing tells beforehand how evenly the keys are spread."""
     capacities: list[int | str] = [
         "all" if path.is_block_device() else plan.capacity_bytes for path in paths
@@ -214,7 +216,7 @@ def _check_output(output: Path | None) -> None:
         )
 
 
-def _check_free_space(paths: list[Path], plan: LoadPlan) -> None:
+def _check_free_space(paths: list[Path], plan: BenchPlan) -> None:
     needed_bytes: dict[int, int] = defaultdict(int)
     share_bytes = plan.stored_bytes // len(paths)
     for path in paths:
@@ -231,11 +233,11 @@ def _check_free_space(paths: list[Path], plan: LoadPlan) -> None:
             )
 
 
-def _follow(load: LoadRun) -> None:
+def _follow(run: BenchRun) -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         # Signals are handled between two calls.
-        while not load.wait(_POLL_INTERVAL_S):
+        while not run.wait(_POLL_INTERVAL_S):
             pass
         return
     columns = (
@@ -246,8 +248,8 @@ def _follow(load: LoadRun) -> None:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=1.0, rate="")
-        while not load.wait(_POLL_INTERVAL_S):
-            state = load.poll()
+        while not run.wait(_POLL_INTERVAL_S):
+            state = run.poll()
             elapsed_s = max(state["elapsed_s"], 1e-3)
             rate = f"{state['bytes'] / 1e6 / elapsed_s:,.0f} MB/s"
             rate += f", {state['keys'] / elapsed_s:,.0f} ops/s"

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from kvring import __version__
-from kvring._native import LoadPlan
+from kvring._native import BenchPlan
 
 _FILE_WIDTH_COLUMNS = 120
 
 
 def document(
-    plan: LoadPlan,
+    plan: BenchPlan,
     store_options: dict[str, Any],
     machine: dict[str, Any],
     report: dict[str, Any],
@@ -23,7 +23,7 @@ def document(
     """Return all that is to be told of a run, with rates; units last in the names."""
     return {
         "kvring": __version__,
-        "load": {**plan.options, "keys": plan.keys},
+        "workload": {**plan.options, "keys": plan.keys},
         "store_options": store_options,
         "machine": machine,
         **{phase: _with_rates(report[phase]) for phase in ("measured", "fill", "check")},
@@ -120,7 +120,7 @@ def _figures(phase: dict[str, Any]) -> Table:
 
 
 def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
-    load, store, machine = result["load"], result["store"], result["machine"]
+    workload, store, machine = result["workload"], result["store"], result["machine"]
     facts = []
     if result["measured"] is not None:
         facts.append(("measured", _phase_text(result["measured"])))
@@ -129,15 +129,15 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
         if result[name] is not None:
             facts.append((meaning, _phase_text(result[name])))
     shown = ("rw", "bs", "iodepth", "batch", "numjobs", "align", "keys")
-    parts = [f"{name} {load[name]}" for name in shown]
-    if "rw" in load["rw"]:
-        parts.append(f"rwmixread {load['rwmixread']}")
-    parts += ["verify"] if load["verify"] else []
-    facts.append(("load", ", ".join(parts)))
+    parts = [f"{name} {workload[name]}" for name in shown]
+    if "rw" in workload["rw"]:
+        parts.append(f"rwmixread {workload['rwmixread']}")
+    parts += ["verify"] if workload["verify"] else []
+    facts.append(("workload", ", ".join(parts)))
     direct = "direct I/O" if store["direct_io"] else "through the page cache"
     bounced = f", {store['bounced_bytes']:,} bytes bounced" if store["bounced_bytes"] else ""
     facts.append(("store", f"{store['engine']}, {direct}{bounced}"))
-    if load["registered"]:
+    if workload["registered"]:
         registered_bytes, transfers = store["registered_bytes"], store["transfers_fixed"]
         facts.append(("registered", f"{registered_bytes:,} bytes, {transfers:,} transfers inside"))
     cpus = f"{machine['cpu_count']} CPUs, load {machine['load_average_1min']}"

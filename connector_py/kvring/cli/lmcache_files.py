@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvring._native import object_key_text
+
 __all__ = ["ChunkFile", "chunk_files"]
 
 _NAME: Final = re.compile(
-    r"(?P<model>[^@]+)@0x(?P<rank>[0-9a-f]{8})@(?P<group>[0-9a-f]+)@(?P<hash>(?:[0-9a-f]{2})+)"
-    r"(?P<salt>@[^@]+)?\.data",
+    r"(?P<model>[^@]+)@0x(?P<rank>[0-9a-f]{8})@(?P<group>[0-9a-f]{1,16})@(?P<hash>(?:[0-9a-f]{2})+)"
+    r"(?:@(?P<salt>[^@]+))?\.data",
     re.DOTALL,
 )
 
@@ -44,7 +46,12 @@ def chunk_files(directory: Path) -> tuple[list[ChunkFile], int]:
                 continue
             facts = entry.stat(follow_symlinks=False)
             model = matched["model"].replace("-SEP-", "/")
-            key = f"{model}@{matched['rank']}@{matched['group']}@{matched['hash']}"
-            chunk = ChunkFile(Path(entry.path), key + (matched["salt"] or ""), facts.st_size)
-            found.append((facts.st_mtime_ns, chunk))
+            key = object_key_text(
+                model,
+                int(matched["rank"], 16),
+                int(matched["group"], 16),
+                bytes.fromhex(matched["hash"]),
+                matched["salt"] or "",
+            )
+            found.append((facts.st_mtime_ns, ChunkFile(Path(entry.path), key, facts.st_size)))
     return [chunk for _, chunk in sorted(found, key=lambda one: one[0])], others

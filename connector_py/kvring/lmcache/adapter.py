@@ -11,9 +11,17 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 
-from kvring._native import ClosedError, ConfigError, ObjectTasks, SubmitError, options
+from kvring._native import (
+    ClosedError,
+    ConfigError,
+    ObjectTasks,
+    SubmitError,
+    options,
+    qualified,
+    salt_of,
+)
 from kvring.connector import Connector
-from kvring.engine_store import before_own, close_store
+from kvring.engine_store import close_store, identity_of
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.status import report
@@ -75,8 +83,8 @@ class KvringL2Adapter(L2AdapterInterface):
         if "shared_tier" in named:
             text = 'option \'shared_tier\' goes with "class_name": "KvringSharedL2Adapter"'
             raise ConfigError(text)
-        self._before_own = before_own(named)
         self._store = Connector(**named)
+        self._before_own = qualified(identity_of(named), "")
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""
         try:
@@ -215,7 +223,7 @@ class KvringL2Adapter(L2AdapterInterface):
             # Keys that are not of LMCache's form have none.
             if not namespace or not namespace.startswith(self._before_own):
                 continue
-            salt = namespace.partition("@")[2]
+            salt = salt_of(namespace)
             by_salt[salt] = by_salt.get(salt, 0) + usage["allocated_bytes"]
         return AdapterUsage(
             total_bytes_used=sum(by_salt.values()),

@@ -106,13 +106,17 @@ class Bookkeeping:
                 self._tasks.watch_keys()
                 self._watches = True
             if not self._has_recovered:
-                keys, sizes, self._has_recovered = self._tasks.take_stored_keys(_PAGE)
+                names, sizes = self._tasks.take_stored_keys(_PAGE)
+                self._has_recovered = not names
+                # LMCache's orders of eviction take the last one of a batch for the oldest.
+                keys, sizes = self._tasks.object_keys(names[::-1], sizes[::-1])
                 if keys:
                     _notify(self._stored, keys, sizes)
                 if not self._has_recovered:
                     return True
             runs = self._tasks.take_key_events(_PAGE)
-            for change, keys, sizes in runs:
+            for change, names, lengths in runs:
+                keys, sizes = self._tasks.object_keys(names, lengths)
                 if not keys:
                     continue
                 if change == "stored":

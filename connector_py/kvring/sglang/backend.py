@@ -17,7 +17,8 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from kvring.sglang.metrics import Figures
+from kvring.logs import LogLimit
+from kvring.sglang.metrics import TransferMetrics
 from kvring.sglang.pools import Pages, Pool
 from kvring.sglang.rank_store import RankStore
 
@@ -36,8 +37,6 @@ _OF_SGLANG: Final = (
 )
 
 _KV: Final = str(PoolName.KV)
-
-_PAUSE_S: Final = 60.0
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -107,9 +106,9 @@ class HiCacheKvring(HiCacheStorage):
         self._config = storage_config
         self._takes_addresses = bool(extra.get("interface_v1"))
         self._pools: dict[str, Pool] = {}
-        self._figures = Figures(is_on=storage_config.enable_storage_metrics)
+        self._metrics = TransferMetrics(is_on=storage_config.enable_storage_metrics)
         self._store = RankStore(storage_config, options)
-        self._next_told_s: dict[tuple[str, type[Exception]], float] = {}
+        self._log_limit = LogLimit()
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Take the pool whose pages the calls without a pool are about."""
@@ -268,7 +267,7 @@ class HiCacheKvring(HiCacheStorage):
 
     def get_stats(self) -> Any:
         """Return SGLang's figures of transfers since the last call; None where it wants none."""
-        return self._figures.take()
+        return self._metrics.take()
 
     def close(self) -> None:
         """Finish or drop what is queued, and let go of all memory. Idempotent.
@@ -280,9 +279,7 @@ class HiCacheKvring(HiCacheStorage):
 
     def _note_failure(self, call: str, error: Exception) -> None:
         """Log why a call failed, each call and kind of error once a minute."""
-        kind, now_s = (call, type(error)), time.monotonic()
-        if now_s >= self._next_told_s.get(kind, 0.0):
-            self._next_told_s[kind] = now_s + _PAUSE_S
+        if self._log_limit.is_due((call, type(error))):
             reason = f"pool {error} is not registered" if isinstance(error, KeyError) else error
             _logger.warning("%s: no page is stored or loaded: %s", call, reason)
 
@@ -293,7 +290,7 @@ class HiCacheKvring(HiCacheStorage):
             self._config,
             # What SGLang has the first rank alone store (should_backup in
             # hybrid_cache_controller.py), drafts of any kind included, is served to all of them.
-            is_shared=self._config.is_mla_model and name != PoolName.MAMBA,
+            is_replicated=self._config.is_mla_model and name != PoolName.MAMBA,
             in_place=self._takes_addresses or name != _KV,
         )
         if name not in self._pools:
@@ -338,13 +335,13 @@ class HiCacheKvring(HiCacheStorage):
     def _load_all(self, batches: list[tuple[Pool, Pages]]) -> list[list[bool]]:
         started_s = time.perf_counter()
         results = self._store.load(batches)
-        self._figures.note_loads([pages for _, pages in batches], time.perf_counter() - started_s)
+        self._metrics.note_loads([pages for _, pages in batches], time.perf_counter() - started_s)
         return results
 
     def _store_all(self, batches: list[tuple[Pool, Pages]]) -> list[list[bool]]:
         started_s = time.perf_counter()
         results = self._store.store(batches)
-        self._figures.note_stores([pages for _, pages in batches], time.perf_counter() - started_s)
+        self._metrics.note_stores([pages for _, pages in batches], time.perf_counter() - started_s)
         return results
 
 

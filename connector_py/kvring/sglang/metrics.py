@@ -5,10 +5,10 @@ from typing import Any
 
 from kvring.sglang.pools import Pages
 
-__all__ = ["Figures"]
+__all__ = ["TransferMetrics"]
 
 
-class Figures:
+class TransferMetrics:
     """Pages and rates of loads and stores, since they were taken last."""
 
     def __init__(self, *, is_on: bool) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import torch
 
-from kvring.engine_store import digest_of, namespace_of, prefix_of
+from kvring._native import engine_namespace, rank_prefix
+from kvring.engine_store import digest_of
 
 __all__ = ["Form", "Pages", "Pool", "memory_of"]
 
@@ -57,7 +58,7 @@ class Pool:
     """A host pool: its pages are stored from where they lie, or by copies without addresses."""
 
     def __init__(
-        self, name: str, host_pool: Any, config: Any, *, is_shared: bool, in_place: bool
+        self, name: str, host_pool: Any, config: Any, *, is_replicated: bool, in_place: bool
     ) -> None:
         """Find out how the pages lie.
 
@@ -65,14 +66,14 @@ class Pool:
             name: SGLang's name of the pool.
             host_pool: SGLang's host pool.
             config: SGLang's HiCacheStorageConfig.
-            is_shared: Whether all ranks have the same bytes in it.
+            is_replicated: Whether all ranks have the same bytes in it.
             in_place: Whether its pages may be addressed; SGLang asks for flat copies otherwise.
 
         Raises:
             ValueError: Its pages can neither be addressed nor copied.
         """
         self.name = name
-        self.is_shared = is_shared
+        self.is_replicated = is_replicated
         self.page_size: int = getattr(host_pool, "page_size", 1) or 1
         # It counts pages, and has no memory.
         self.is_logical: bool = getattr(host_pool, "size_per_token", None) == 0
@@ -86,9 +87,9 @@ class Pool:
             "layers": [getattr(host_pool, one, None) for one in ("start_layer", "end_layer")],
             "pipeline": [config.pp_rank, config.pp_size],
             "context": [config.attn_cp_rank, config.attn_cp_size],
-            "tensor": None if is_shared else config.tp_size,
+            "tensor": None if is_replicated else config.tp_size,
         }
-        self._rank = 0 if is_shared else config.tp_rank
+        self._rank = 0 if is_replicated else config.tp_rank
         self.flat_form = self._form("flat")
         sizes = self._part_sizes() if in_place and not self.is_logical else None
         # Of all calls but those with a tensor.
@@ -219,9 +220,9 @@ class Pool:
         model = str(self._layout["model"] or "model")
         if self.name != "kv":
             model += f".{self.name}"
-        namespace = namespace_of("sglang", digest, model)
+        namespace = engine_namespace("sglang", digest, model)
         parts = len(sizes) if isinstance(sizes, list) else 1
-        return Form(namespace, prefix_of(namespace, self._rank), parts)
+        return Form(namespace, rank_prefix(namespace, self._rank), parts)
 
 
 def memory_of(host_pool: Any) -> Iterator[tuple[int, int]]:

@@ -70,7 +70,7 @@ class RankStore:
             if own is not None:
                 for address, length_bytes in memory:
                     own.register(address, length_bytes)
-        if pool.is_shared and self._config.tp_size > 1 and not pool.is_logical:
+        if pool.is_replicated and self._config.tp_size > 1 and not pool.is_logical:
             lengths_bytes = pool.part_lengths_bytes()
             if taken_bytes(lengths_bytes) > SEGMENT_BYTES:
                 _logger.warning(
@@ -171,7 +171,7 @@ class RankStore:
         return self._own
 
     def _reader_of(self, pool: Pool) -> Reader | None:
-        return self._reader if pool.is_shared else None
+        return self._reader if pool.is_replicated else None
 
     def _asked(
         self, pool: Pool, ask: Callable[[Reader | MemoryTasks], _Answer], without: _Answer

@@ -26,8 +26,8 @@ def options_of_rank(
     named = [_below(path) for path in (paths if isinstance(paths, list) else [paths])]
     ranks = config.tp_size * config.pp_size * config.attn_cp_size
     for path in named:
-        is_shared = ranks > 1 or config.dp_rank > 0
-        if isinstance(path, str) and "{rank}" not in path and is_shared:
+        has_peers = ranks > 1 or config.dp_rank > 0
+        if isinstance(path, str) and "{rank}" not in path and has_peers:
             text = (
                 f"{WHERE}: path = {path!r} would be shared by all ranks ({ranks} in a group), "
                 "and a store has one owner; write {rank} in it, and give each device a name "

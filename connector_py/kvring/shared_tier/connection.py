@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
@@ -18,7 +18,8 @@ from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (
 from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
-from kvring.logs import warn
+from kvring._native import qualified
+from kvring.logs import LogLimit, warn
 from kvring.shared_tier.buffers import Buffers, object_over
 from kvring.shared_tier.client_adapter import ClientAdapter, create_adapter
 from kvring.shared_tier.inbox import Inbox
@@ -36,7 +37,6 @@ __all__ = ["Connection"]
 _logger = logging.getLogger(__name__)
 
 # Between lines about chunks that are not what their sidecars say.
-_TELL_PAUSE_S: Final = 60.0
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class Connection:
         self._under_way: dict[_Operation, None] = {}
         # By the kind and number of a task of the adapter.
         self._awaited: dict[tuple[str, int], Callable[[Any], None]] = {}
-        self._next_tell_s = 0.0
+        self._log_limit = LogLimit()
         self._adapter: Any = None
         self._inbox = Inbox()
         self._thread = threading.Thread(
@@ -129,10 +129,8 @@ class Connection:
     def note_mismatch(self, key: ObjectKey) -> None:
         """Count a chunk that is not what its sidecar says; the log tells of one a minute."""
         self._counts["mismatches"] += 1
-        now_s = time.monotonic()
-        if now_s < self._next_tell_s:
+        if not self._log_limit.is_due("mismatch"):
             return
-        self._next_tell_s = now_s + _TELL_PAUSE_S
         text = (
             "the shared tier %s has other bytes under key %s than its checksum says: a miss (%d "
             "such chunks so far); the next store of the key replaces them"
@@ -341,7 +339,7 @@ class Connection:
         identity = self._options.identity
         if not identity:
             return keys
-        return [replace(key, model_name=f"{identity}#{key.model_name}") for key in keys]
+        return [replace(key, model_name=qualified(identity, key.model_name)) for key in keys]
 
 
 def _small_object(content: bytes) -> TensorMemoryObj:

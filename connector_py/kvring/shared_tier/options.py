@@ -11,6 +11,7 @@ from lmcache.v1.distributed.l2_adapters.config import (
 )
 
 from kvring._native import ConfigError
+from kvring.engine_store import identity_of
 from kvring.shared_tier.limits import MEANINGS as LIMITS
 from kvring.shared_tier.limits import SharedLimits
 
@@ -39,7 +40,7 @@ class SharedOptions:
     name: str
     limits: SharedLimits
     # As the store has it, which checks it; empty for none.
-    identity: str
+    identity: str | None
 
     @classmethod
     def take(cls, parameters: dict[str, Any]) -> "SharedOptions":
@@ -49,12 +50,11 @@ class SharedOptions:
             ConfigError: One of them cannot be used; the message names it.
         """
         spec = parameters.pop("shared_tier", None)
-        identity = parameters.get("identity")
         return cls(
             adapter=_adapter(spec),
             name=_name(spec),
             limits=SharedLimits.take(parameters),
-            identity="" if identity in (None, "none") else str(identity),
+            identity=identity_of(parameters),
         )
 
 

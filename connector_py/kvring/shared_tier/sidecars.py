@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from kvring._native import checksum_with_key
+from kvring._native import checksum_with_key, object_key_text
 from kvring.shared_tier.buffers import bytes_of
 
 __all__ = ["SIDECAR_BYTES", "UNCHECKED", "Sidecar", "key_text", "sidecar_key"]
@@ -54,8 +53,8 @@ UNCHECKED: Final = Sidecar(0, 0)
 
 def key_text(key: ObjectKey) -> str:
     """Return a key as LMCache's native connectors write it."""
-    text: str = _object_key_to_string(key)
-    return text
+    fields = (key.model_name, key.kv_rank, key.object_group_id, key.chunk_hash, key.cache_salt)
+    return object_key_text(*fields)
 
 
 def sidecar_key(key: ObjectKey) -> ObjectKey:

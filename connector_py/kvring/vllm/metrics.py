@@ -17,7 +17,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvring.engine_store import EngineStore
 
-__all__ = ["Figures", "KvringTierInfo", "metric_definitions"]
+__all__ = ["KvringTierInfo", "TierMetrics", "metric_definitions"]
 
 # vLLM asks in every step.
 _PAUSE_S: Final = 1.0
@@ -64,14 +64,14 @@ class KvringTierInfo(ConfigInfo):
     kvring_version: str
 
 
-class Figures:
-    """Figures of a store, as vLLM collects them."""
+class TierMetrics:
+    """Gauges and counters of a store, as vLLM collects them."""
 
     def __init__(self, store: EngineStore, promoted: Callable[[], int]) -> None:
         """Count from now on.
 
         Args:
-            store: Whose figures.
+            store: Whose metrics.
             promoted: How many chunks were promoted so far.
         """
         self._store = store
@@ -99,7 +99,7 @@ class Figures:
 
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """Describe all figures."""
+    """Describe all metrics."""
     gauges = [*((name, meaning) for name, meaning, _ in _GAUGES), _HEALTHY]
     return {
         **{name: OffloadingGaugeMetadata(meaning, _LABELS) for name, meaning in gauges},

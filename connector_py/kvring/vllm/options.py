@@ -61,14 +61,14 @@ def options_of_replica(where: str, options: dict[str, Any], parallel: Any) -> di
     paths = options.get("path")
     # What is no path the store refuses.
     named = paths if isinstance(paths, list) else [paths]
-    shared = [path for path in named if isinstance(path, str) and "{dp_rank}" not in path]
+    common = [path for path in named if isinstance(path, str) and "{dp_rank}" not in path]
     replica = parallel.data_parallel_index
     # Of a dense model each replica is told that it is the only one, and keeps its number.
-    if shared and (parallel.data_parallel_size > 1 or replica > 0):
+    if common and (parallel.data_parallel_size > 1 or replica > 0):
         text = (
-            f"{where}: path = {shared[0]!r} would be shared by data-parallel replicas (this one is "
+            f"{where}: path = {common[0]!r} would be shared by data-parallel replicas (this one is "
             f"number {replica}), and a store has one owner; write {{dp_rank}} where their paths "
-            f"are to differ, such as {shared[0].rstrip('/')}-{{dp_rank}}"
+            f"are to differ, such as {common[0].rstrip('/')}-{{dp_rank}}"
         )
         raise ValueError(text)
     return options_of(options, "dp_rank", parallel.data_parallel_index)

@@ -28,9 +28,17 @@ from vllm.v1.kv_offload.tiering.base import (
     TransferJob,
 )
 
-from kvring._native import ClosedError, KvRingError, SubmitError, __version__
-from kvring.engine_store import EngineStore, namespace_of, prefix_of
-from kvring.vllm.metrics import Figures, KvringTierInfo, metric_definitions
+from kvring._native import (
+    ClosedError,
+    KvRingError,
+    SubmitError,
+    __version__,
+    engine_namespace,
+    part_key,
+    rank_prefix,
+)
+from kvring.engine_store import EngineStore
+from kvring.vllm.metrics import KvringTierInfo, TierMetrics, metric_definitions
 from kvring.vllm.options import (
     WHERE,
     layout_of,
@@ -109,10 +117,10 @@ class KvringTier(SecondaryTierManager):
         self._unwritten = 0
         # In jobs that have not finished.
         self._storing_rows = 0
-        namespace = namespace_of(
+        namespace = engine_namespace(
             "vllm", layout_of(offloading_spec, self._row_bytes), config.model.name
         )
-        self._prefix = prefix_of(namespace, config.parallel.rank)
+        self._prefix = rank_prefix(namespace, config.parallel.rank)
         where = f"{WHERE}, the tier of type {tier_type!r}"
         self._wanted = WantedChunks() if promote_of(where, promote) else None
         self._store = EngineStore(where, options_of_replica(where, options, config.parallel))
@@ -152,7 +160,7 @@ class KvringTier(SecondaryTierManager):
         # Tasks that store what another tier had, and how many chunks they have stored.
         self._promotions: set[int] = set()
         self._promoted = 0
-        self._figures = Figures(self._store, lambda: self._promoted)
+        self._metrics = TierMetrics(self._store, lambda: self._promoted)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Say whether a chunk is stored, and lease it: the load that follows finds it."""
@@ -324,16 +332,16 @@ class KvringTier(SecondaryTierManager):
         if not self._tells_events:
             return
         if not self._has_told_stored:
-            stored = self._tasks.take_stored_keys(_MOST_EVENTS)
+            stored, _ = self._tasks.take_stored_keys(_MOST_EVENTS)
             self._has_told_stored = len(stored) < _MOST_EVENTS
             yield from self._events("stored", stored)
             if not self._has_told_stored:
                 return
-        for change, keys in self._tasks.take_key_events(_MOST_EVENTS):
+        for change, keys, _ in self._tasks.take_key_events(_MOST_EVENTS):
             yield from self._events(change, keys)
 
     def _events(self, change: str, stored: list[str]) -> Iterator[OffloadingEvent]:
-        own = f"{self._prefix}@0@"
+        own = part_key(self._prefix, 0, "")
         keys = [
             OffloadKey(bytes.fromhex(key.removeprefix(own)))
             for key in stored
@@ -372,7 +380,7 @@ class KvringTier(SecondaryTierManager):
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return figures of the store, once a second; None in between."""
-        return self._figures.take()
+        return self._metrics.take()
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from kvring.logs import LogLimit
 from tests.python.engines.sglang_host import (
     BOTH_INTERFACES,
     KEYS,
@@ -213,7 +214,7 @@ def test_what_a_call_cannot_use_is_a_miss_and_harms_nothing(
     }
     for reason, (call, answer) in answers.items():
         # The second one within a minute is not told of.
-        backend._next_told_s.clear()
+        backend._log_limit = LogLimit()
         caplog.clear()
         assert (call(), call()) == (answer, answer), reason
         assert [reason in record.getMessage() for record in caplog.records] == [True], caplog.text

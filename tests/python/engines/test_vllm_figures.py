@@ -161,7 +161,7 @@ def test_counters_tell_what_came_since_the_last_time(
         stats = engine.tier.get_stats()
         # It is asked in every step, and looks once a second.
         assert engine.tier.get_stats() is None
-        engine.tier._figures._next_s = 0.0
+        engine.tier._metrics._next_s = 0.0
         values = stats.metric_sections()[1]
         count: int = values["vllm:kvring_evicted_chunks"][(str(store_path),)]
         return count

@@ -50,7 +50,13 @@ def own(engine: Engine, numbers: Any = FEW) -> list[bool]:
 def sets(engine: Engine) -> dict[str, int]:
     """Return what became of all SETs, without the counts that are zero."""
     stats = engine.store.stats()
-    names = ("set_stored", "set_unchanged", "set_joined", "set_failed", "set_rejected_queue_full")
+    names = (
+        "set_stored",
+        "set_unchanged",
+        "set_coalesced",
+        "set_failed",
+        "set_rejected_queue_full",
+    )
     return {name: stats[name] for name in names if stats[name]}
 
 
