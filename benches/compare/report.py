@@ -53,13 +53,15 @@ def table_of(title: str, samples: list[Sample], reference: str | None = None) ->
     peers = list(dict.fromkeys(one.peer for one in samples))
     references = [reference] if reference else [p for p in peers if p.startswith(_REFERENCE_PREFIX)]
     metrics = [metric for metric in METRICS if any(metric in one.values for one in samples)]
+    if references:
+        title += f". Ratio: to {reference or 'the better fs_native of the round'}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for text in ("", ""):
         table.add_column(text)
     for metric in metrics:
         table.add_column(METRICS[metric], justify="right")
         if references:
-            table.add_column(f"of {reference or 'the best fs_native'}", justify="right")
+            table.add_column("ratio", justify="right")
     for case in dict.fromkeys(one.case for one in samples):
         for peer in peers:
             cells = [

@@ -1,4 +1,4 @@
-//! The paths that touch no disk, through the connector: EXISTS, DELETE, and opening a store of many records.
+//! The paths that touch no disk, through the connector: EXISTS and DELETE.
 //! `cargo bench --bench index`; `KVRING_BENCH_KEYS` sets how many keys are held (default 1,000,000).
 #![allow(missing_docs, reason = "criterion's macros make undocumented items")]
 #![allow(clippy::unwrap_used, reason = "a bench that unwraps fails with the place and the reason")]
@@ -54,12 +54,6 @@ fn fill(connector: &Connector, count: u64) {
     drain(connector, outstanding);
 }
 
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-}
-
 fn index(criterion: &mut Criterion) {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let count = keys_held();
@@ -110,28 +104,6 @@ fn index(criterion: &mut Criterion) {
     });
     group.finish();
     connector.close();
-    drop(connector);
-
-    let before = resident_bytes();
-    let held = open(directory.path());
-    let per_record = resident_bytes().saturating_sub(before) / count;
-    println!("memory of an open store with {count} records: {per_record} bytes each");
-    drop(held);
-    let mut group = criterion.benchmark_group("open");
-    group.sample_size(10);
-    group.bench_function(format!("{count}_records"), |bencher| {
-        bencher.iter_custom(|iterations| {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..iterations {
-                let start = Instant::now();
-                let connector = open(directory.path());
-                elapsed += start.elapsed();
-                drop(connector);
-            }
-            elapsed
-        });
-    });
-    group.finish();
 }
 
 criterion_group!(benches, index);

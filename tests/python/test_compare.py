@@ -36,13 +36,12 @@ from benches.compare.harness.samples import (
 )
 from benches.compare.harness.scale import MIB, MixedPlan
 from benches.compare.harness.workload import (
-    TransferError,
     chunk_names,
     timed,
     timed_get,
     timed_set,
 )
-from benches.compare.parts import deletes, opening
+from benches.compare.parts import deletes
 from benches.compare.parts.mixed import MixedSetting
 from benches.compare.parts.server import mean_of
 from benches.compare.report import table_of
@@ -110,7 +109,7 @@ def test_a_table_has_a_row_for_each_peer_and_a_column_for_each_metric() -> None:
     samples = samples_of({KVRING: [20.0], FS_NATIVE: [10.0]})
     table = table_of("Title", samples)
     cells = [list(column.cells) for column in table.columns]
-    assert [column.header for column in table.columns][2:] == ["MB/s", "of the best fs_native"]
+    assert [column.header for column in table.columns][2:] == ["MB/s", "ratio"]
     assert cells == [["put 1 MiB"] * 2, [KVRING, FS_NATIVE], ["20.0", "10.0"], ["2.00", ""]]
 
 
@@ -201,12 +200,3 @@ def test_loads_among_stores_and_a_delete_of_many_keys(tmp_path: Path) -> None:
     assert values["duration_s"] > 0
     assert values[P99] > 0
     assert keys_left == 0
-
-
-def test_a_store_is_opened_by_a_process_of_its_own(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    opening._fill(store, 64 * MIB, 300)
-    values = opening._opened(store, 64 * MIB, 300)
-    assert values["duration_s"] > 0
-    with pytest.raises(TransferError, match="300 of 301"):
-        opening._opened(store, 64 * MIB, 301)

@@ -27,7 +27,6 @@ METRICS = {
     P99: "p99, ms",
     "surviving_rate_mb_per_s": "keys of the surviving path, MB/s",
     "duration_s": "time, s",
-    "key_memory_bytes": "memory of a key, bytes",
     "space_gb": "space on disk, GB",
 }
 _MORE_IS_BETTER = frozenset({RATE, GET_RATE, KEY_RATE, "surviving_rate_mb_per_s"})

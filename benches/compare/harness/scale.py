@@ -77,8 +77,6 @@ class Scale:
     plans: tuple[Plan, ...]
     mixed: MixedPlan
     mixed_rounds: int
-    open_keys: tuple[int, ...]
-    open_rounds: int
     failing: FailingPlan
     failing_rounds: int
     exists_keys: int
@@ -120,8 +118,6 @@ FULL = Scale(
     ),
     mixed=MixedPlan(),
     mixed_rounds=5,
-    open_keys=(1_000_000, 10_000_000),
-    open_rounds=5,
     failing=FailingPlan(),
     failing_rounds=5,
     exists_keys=32768,
@@ -144,8 +140,6 @@ QUICK = Scale(
     plans=(Plan(4 * KIB, 8192, 32), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 16)),
     mixed=MixedPlan(get_batches=60, loadable_chunks=256, kept_chunks=512),
     mixed_rounds=1,
-    open_keys=(100_000,),
-    open_rounds=1,
     failing=FailingPlan(chunk_count=256, window_s=0.5),
     failing_rounds=1,
     exists_keys=4096,

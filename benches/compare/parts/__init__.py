@@ -19,7 +19,6 @@ _PARTS = {
     "mixed-zram": ("mixed", "run_on_zram", "Loads among stores, XFS over zram"),
     "bursts": ("bursts", "run", "Bursts of 64 MiB of loads, XFS over zram"),
     "bursts-busy": ("bursts", "run_busy", "The same beside eight busy processes"),
-    "opening": ("opening", "run", "Opening a store of many keys"),
     "server-disk": ("server", "run_on_disk", "L2 to L1 in lmcache server, ext4 on a loop device"),
     "server-zram": ("server", "run_on_zram", "L2 to L1 in lmcache server, XFS over zram"),
     "vllm": ("engines", "run_vllm", "Below vLLM, beside its tier fs"),
