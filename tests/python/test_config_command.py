@@ -191,19 +191,6 @@ def test_what_is_not_for_these_programs_is_refused(
     assert ("capcity" if "--option" in wrong else f"--for {program}") in told.err
 
 
-@pytest.mark.parametrize("form", ["--systemd", "--docker", "--kubernetes"])
-def test_services_have_the_command_and_the_limits(
-    capsys: pytest.CaptureFixture[str], form: str
-) -> None:
-    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", form, "--huge-pages")
-    assert "KvringL2Adapter" in text
-    assert "/mnt/nvme/kvring" in text
-    assert "--l1-use-hugepages" in text
-    assert {"--systemd": "LimitMEMLOCK", "--docker": "memlock=-1", "--kubernetes": "IPC_LOCK"}[
-        form
-    ] in text
-
-
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 def test_systemd_takes_the_unit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     unit = tmp_path / "lmcache.service"

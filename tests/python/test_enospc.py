@@ -307,40 +307,6 @@ def test_the_store_leaves_min_free(
     client.assert_sound()
 
 
-def test_no_space_for_the_index_alone(open_store: Callable[..., Client], filler: Filler) -> None:
-    """Its data file has room for many times as many chunks as the index has for their keys."""
-    client = open_store(min_free=0)
-    results, error = set_batch(client, 0)
-    assert all(results), error
-    filler.fill()
-    keys = [f"{number:0{LONG_KEY_BYTES}}" for number in range(2000)]
-    chunks = {key: pattern(BLOCK_BYTES, number) for number, key in enumerate(keys)}
-    used_bytes = client.stat("used_bytes")
-    for first in range(0, len(keys), 100):
-        client.store({key: chunks[key] for key in keys[first : first + 100]})
-    assert client.stat("used_bytes") == used_bytes
-    held = [key for key, hit in zip(keys, client.exists(keys), strict=True) if hit]
-    assert 50 < len(held) < 400
-    assert held[-1] == keys[-1]
-    assert [client.load(key, BLOCK_BYTES) for key in held] == [chunks[key] for key in held]
-    client.assert_sound()
-
-    filler.remove()
-
-    def has_grown() -> bool:
-        client.store({key: chunks[key] for key in keys[:400]})
-        return client.stat("used_bytes") > used_bytes
-
-    # The file system is asked again after a second.
-    client.wait_until(has_grown)
-    client.store({key: chunks[key] for key in keys[:400]})
-    assert client.exists(keys[:400]) == [True] * 400
-    client.connector.close()
-    client = open_store(min_free=0)
-    assert client.exists(keys[:400]) == [True] * 400
-    client.assert_sound()
-
-
 def test_the_file_system_has_less_for_the_index_than_it_said(
     open_store: Callable[..., Client], filler: Filler, small_disk: Path
 ) -> None:

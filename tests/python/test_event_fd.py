@@ -3,11 +3,8 @@
 import fcntl
 import gc
 import os
-import select
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
-    HANG_DEADLINE_S,
     Client,
     make_key,
     make_memory,
@@ -64,34 +60,6 @@ def test_the_descriptor_is_readable_only_while_completions_wait(client: Client) 
         assert client.collect() == [future_id]
         assert not client.is_readable()
         assert client.collect() == []
-
-
-def test_other_pollers_work_too(client: Client) -> None:
-    descriptor = client.connector.event_fd()
-    with select.epoll() as epoll:
-        epoll.register(descriptor, select.EPOLLIN)
-        assert epoll.poll(0) == []
-        client.connector.submit_batch_exists(["key"])
-        assert epoll.poll(HANG_DEADLINE_S) == [(descriptor, select.EPOLLIN)]
-        assert epoll.poll(0) == [(descriptor, select.EPOLLIN)]
-        client.collect()
-        assert epoll.poll(0) == []
-
-
-def test_a_poller_that_sleeps_is_woken(client: Client) -> None:
-    woken: list[bool] = []
-
-    def wait() -> None:
-        client.wait_readable()
-        woken.append(True)
-
-    poller = threading.Thread(target=wait, daemon=True)
-    poller.start()
-    time.sleep(0.05)
-    assert not woken
-    client.connector.submit_batch_set(["key"], [pattern(4096, 1)])
-    poller.join(HANG_DEADLINE_S)
-    assert woken == [True]
 
 
 def test_a_completion_has_the_types_that_lmcache_expects(client: Client) -> None:

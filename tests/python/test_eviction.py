@@ -9,7 +9,6 @@ import pytest
 
 import kvring
 from tests.python.conftest import KIB, MIB, Client, make_key, pattern, run_child
-from tests.support.tuning import tuned
 
 CAPACITY_BYTES = 16 * MIB
 CHUNK_BYTES = 256 * KIB
@@ -106,31 +105,3 @@ def test_who_goes(
         if not expected[group][0] <= share <= expected[group][1]
     }
     assert not wrong, f"{held}, expected {expected}"
-
-
-def data_bytes(directory: Path) -> int:
-    """Return the length of all data files."""
-    return sum(path.stat().st_size for path in directory.glob("data-*"))
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.6, 0.75)])
-def test_room_is_made_ahead_of_need(
-    open_client: Callable[..., Client], store_directory: Path, low: float, high: float
-) -> None:
-    """A store that is given the time never evicts in the way of a SET."""
-    with tuned(low_watermark=low, high_watermark=high):
-        client = open_client(CAPACITY_BYTES)
-
-    def share() -> float:
-        return client.stat("allocated_bytes") / data_bytes(store_directory)
-
-    for number in range(8 * ROOM_CHUNKS):
-        before = client.stat("evicted")
-        client.store({make_key(number): CONTENT[: 64 * KIB]})
-        # Down to the one once it is above the other.
-        client.wait_until(lambda: share() <= high)
-        if client.stat("evicted") > before:
-            client.wait_until(lambda: share() <= low)
-    assert client.stat("evicted") > ROOM_CHUNKS
-    assert client.stat("foreground_evictions") == 0
-    assert low - 0.15 < share() <= high

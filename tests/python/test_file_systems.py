@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from kvring.cli import main
-from tests.python.conftest import MIB, Client, make_key, pattern
+from tests.python.conftest import Client, make_key, pattern
 
 pytestmark = pytest.mark.root
 
@@ -63,23 +62,6 @@ def overlay(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     finally:
         for one in reversed(mounted):
             subprocess.run(["umount", "--lazy", str(one)], check=True)
-
-
-@LAYOUTS
-def test_a_store_in_the_upper_layer(overlay: Callable[[str], Path], layout: str) -> None:
-    store = overlay("one") / "store"
-    fill(store, layout)
-    with kvring.Connector(store, "32MiB", layout=layout) as connector:
-        client = Client(connector)
-        assert_holds_all(client)
-        with pytest.raises(kvring.InUseError):
-            kvring.Connector(store, "32MiB", layout=layout)
-        for number in range(100):
-            client.store({make_key(1000 + number): pattern(MIB, number)})
-        assert client.stat("evicted") > 0
-        client.assert_sound()
-        assert connector.close()["shutdown_clean"]
-    assert main(["verify", str(store)]) == 0
 
 
 @LAYOUTS

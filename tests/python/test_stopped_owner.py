@@ -152,17 +152,6 @@ def test_a_stopped_owner_is_named_and_the_store_read(
         assert Client(connector).load(make_key(1, "tenant"), MIB) == pattern(MIB, 1)
 
 
-def test_work_that_was_stopped_goes_on(store_directory: Path, start_child: Start) -> None:
-    """As by a debugger, a frozen container, or a laptop that sleeps: every batch is answered."""
-    worker = start_child(work, str(store_directory))
-    assert worker.stdout is not None
-    for _ in range(5):
-        worker.stdout.readline()
-        with stopped(worker.pid):
-            time.sleep(0.1)
-    assert_done_right(worker)
-
-
 @pytest.mark.slow
 def test_a_stop_is_no_wait_for_a_device(tmp_path: Path, start_child: Start) -> None:
     """A stop of more than a minute is longer than anything that a close waits for."""

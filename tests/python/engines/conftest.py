@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.python.engines.vllm_lives import Lives
-
 # Only where a fixture is asked for: the tests are collected without vLLM and SGLang, too.
 if TYPE_CHECKING:
     from tests.python.engines.sglang_host import OpenRank, Rank
@@ -23,13 +21,6 @@ def store_path(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store"
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def vllm_lives() -> Iterator[Lives]:
-    """Processes that have vLLM imported already, one after the other."""
-    with Lives() as lives:
-        yield lives
 
 
 @pytest.fixture

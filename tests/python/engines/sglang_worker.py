@@ -1,14 +1,9 @@
-"""What the tests with SGLang do in processes of their own (sglang_processes.py)."""
+"""What the tests with SGLang do in processes of their own (processes.py)."""
 
-import json
-import os
 import random
-import signal
-import socket
 import threading
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ from kvring import owner_socket
 from kvring.ranks import segments, server
 from kvring.ranks.reader import _Link
 from tests.python.conftest import HANG_DEADLINE_S
+from tests.python.engines.processes import tell
 from tests.python.engines.sglang_host import Rank, page_keys
 
 # Of the random jobs.
@@ -26,39 +22,7 @@ UNIVERSE = 400
 MOST_KEYS = 7
 
 
-def serve(control: socket.socket) -> None:
-    """Call the functions that are asked for, each in a fork."""
-    torch.set_num_threads(1)
-    # Nobody waits for them.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 64 << 10, 1)
-        if not request:
-            return
-        if os.fork() == 0:
-            control.close()
-            function, arguments = json.loads(request)
-            os._exit(_live(Connection(descriptors[0]), function, arguments))
-        os.close(descriptors[0])
-
-
-def _live(channel: Any, function: str, arguments: Sequence[Any]) -> int:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    tell(channel, os.getpid())
-    try:
-        globals()[function](channel, *arguments)
-    except (BrokenPipeError, ConnectionResetError):
-        # Nobody hears it any more.
-        return 1
-    except BaseException:  # noqa: BLE001 - the test fails with it
-        channel.send((False, traceback.format_exc()))
-        return 1
-    return 0
-
-
-def tell(channel: Any, value: Any) -> None:
-    """Tell something; the parent has it, whatever becomes of this process afterwards."""
-    channel.send((True, value))
+torch.set_num_threads(1)
 
 
 def answer(channel: Any, path: str, shape: Sequence[str], more: dict[str, Any]) -> None:

@@ -47,39 +47,6 @@ def test_what_cannot_be_read_is_a_miss_and_comes_back(
         device.mend()
 
 
-@BOTH_INTERFACES
-def test_what_cannot_be_written_is_not_stored(
-    device: FaultyDevice, open_rank: OpenRank, v1: bool
-) -> None:
-    rank = open_rank(path=device.path, v1=v1, options=OPTIONS)
-    try:
-        assert rank.store(KEYS[:2]) == [True, True]
-        device.fail("write")
-        assert rank.store(KEYS[2:], first_row=2) == NONE[2:]
-        assert rank.backend.batch_exists(KEYS) == 2
-        assert rank.load(KEYS) == [True, True, *NONE[2:]]
-        device.mend()
-        assert rank.store(KEYS) == ALL
-        assert rank.load(KEYS) == ALL
-    finally:
-        device.mend()
-
-
-def test_a_close_on_a_device_that_fails_comes_back(
-    device: FaultyDevice, open_rank: OpenRank
-) -> None:
-    rank = open_rank(path=device.path, options=OPTIONS)
-    try:
-        device.fail("write")
-        rank.store(KEYS)
-        rank.close()
-    finally:
-        device.mend()
-    again = open_rank(path=device.path, options=OPTIONS)
-    assert again.store(KEYS) == ALL
-    assert again.load(KEYS) == ALL
-
-
 def test_readers_of_an_owner_whose_device_fails_have_misses(
     device: FaultyDevice, open_rank: OpenRank, tmp_path: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_prefixes_are_found_as_sglangs_own_backend_finds_them(twins: Twins) -> N
     choose = random.Random(7)
     policies = [PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES]
     seen = set()
-    for trial in range(120):
+    for trial in range(50):
         keys = page_keys(choose.randint(1, 9), trial)
         odds = {name: choose.choice([0.5, 0.8, 0.95, 1.0]) for name in twins.pools}
         odds[PoolName.KV] = choose.choice([0.6, 0.95, 1.0])
@@ -109,20 +109,6 @@ def test_prefixes_are_found_as_sglangs_own_backend_finds_them(twins: Twins) -> N
         assert twins.kvring.batch_exists(keys) == twins.file.batch_exists(keys)
         seen.add(found.kv_hit_pages)
     assert len(seen) > 5
-
-
-def test_pages_of_several_pools_are_loaded_as_by_sglangs_own_backend(twins: Twins) -> None:
-    choose = random.Random(8)
-    for trial in range(30):
-        keys = page_keys(8, trial)
-        stored = {name: [key for key in keys if choose.random() < 0.8] for name in twins.pools}
-        twins.store(stored)
-        names = choose.sample(list(twins.pools), choose.randint(1, 3))
-        transfers = [twins.transfer(name, choose.sample(keys, 6)) for name in names]
-        found = twins.load(twins.kvring, transfers)
-        assert found == twins.load(twins.file, transfers)
-        for transfer, right in zip(transfers, found[1], strict=True):
-            assert right == [key in stored[transfer.name] for key in transfer.keys]
 
 
 def test_a_transfer_of_another_length_is_a_miss_and_others_go_on(twins: Twins) -> None:

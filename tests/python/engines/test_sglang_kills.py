@@ -11,10 +11,8 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
-from tests.python.engines.sglang_host import page_keys
-from tests.python.engines.sglang_processes import Process, processes
+from tests.python.engines.processes import Process, processes
 
-KEYS = page_keys(16)
 # Parts that are not whole blocks.
 SHAPE = {"width": 301}
 JOBS = 600
@@ -24,35 +22,8 @@ LIVES = 12
 @pytest.fixture
 def start() -> Iterator[Callable[..., Process]]:
     """Start processes; they are gone at the end of the test."""
-    with processes().started() as start:
+    with processes("sglang_worker").started() as start:
         yield start
-
-
-@pytest.mark.parametrize(
-    ("kind", "layout", "v1"),
-    [("mha", "page_first", True), ("mha", "layer_first", True), ("mla", "layer_first", False)],
-)
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
-def test_the_next_process_finds_what_one_has_stored(
-    start: Callable[..., Process],
-    store_path: Path,
-    kind: str,
-    layout: str,
-    v1: bool,
-    is_killed: bool,
-) -> None:
-    arguments = (str(store_path), (kind, layout), {"v1": v1, "shape": SHAPE})
-    first = start("answer", *arguments)
-    assert first.hear() == "ready"
-    assert first.call("store", KEYS) == [True] * len(KEYS)
-    if is_killed:
-        first.kill()
-    first.end()
-    second = start("answer", *arguments)
-    assert second.hear() == "ready"
-    assert second.call("exists", KEYS) == (len(KEYS), [True] * len(KEYS))
-    assert second.call("load", KEYS) == [True] * len(KEYS)
-    second.end()
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("mha", "page_first"), ("mla", "layer_first")])

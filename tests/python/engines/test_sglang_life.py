@@ -4,7 +4,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 
@@ -13,8 +12,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-import kvring
-from tests.python.conftest import HANG_DEADLINE_S, MIB
+from tests.python.conftest import HANG_DEADLINE_S
 from tests.python.engines.sglang_host import BOTH_INTERFACES, KEYS, KINDS, OpenRank, page_keys
 
 
@@ -47,12 +45,6 @@ def test_the_figures_are_since_the_last_time(open_rank: OpenRank) -> None:
     assert (again.backup_pgs, again.prefetch_pgs, again.backup_bandwidth) == ([], [], [])
 
 
-def test_where_no_figures_are_wanted_there_are_none(open_rank: OpenRank) -> None:
-    rank = open_rank()
-    rank.store(KEYS)
-    assert rank.backend.get_stats() is None
-
-
 @BOTH_INTERFACES
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 2), (1, 2)], ids=["alone", "owner", "reader"])
 def test_all_is_a_miss_after_the_close(
@@ -77,31 +69,6 @@ def test_all_is_a_miss_after_the_close(
     assert backend.batch_get_v2([state]) == {"mamba": [False] * 2}
     assert backend.batch_exists_v2(KEYS, [state]).kv_hit_pages == 0
     assert backend.get_stats() is None
-
-
-def test_what_is_cleared_after_the_close_stays(open_rank: OpenRank) -> None:
-    rank = open_rank()
-    rank.store(KEYS)
-    rank.close()
-    # SGLang takes an exception for a failure, and this is one.
-    with suppress(kvring.ClosedError):
-        rank.backend.clear()
-    assert open_rank().load(KEYS) == [True] * len(KEYS)
-
-
-def test_a_full_store_says_so_and_has_the_newest_pages(open_rank: OpenRank) -> None:
-    shape = {"width": 2048}
-    options = {"capacity": 16 * MIB, "lease_s": 0}
-    rank = open_rank(shape=shape, options=options)
-    keys = page_keys(240, "many")
-    for first in range(0, len(keys), 8):
-        rank.store(keys[first : first + 8])
-    loaded = [rank.load([key]) for key in keys]
-    assert [None] not in loaded
-    assert loaded[-1] == [True]
-    assert [False] in loaded
-    stored = sum(one == [True] for one in loaded)
-    assert 0 < stored * rank.pages.page_bytes <= 16 * MIB
 
 
 @BOTH_INTERFACES

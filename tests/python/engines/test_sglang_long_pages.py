@@ -71,14 +71,3 @@ def test_ranks_warn_of_pages_that_they_cannot_read_from_each_other(
     # It is true.
     assert ranks[0].store(KEYS[:1]) == [True]
     assert ranks[1].load(KEYS[:1]) == [not is_too_long]
-
-
-@pytest.mark.parametrize("v1", [True, False])
-@pytest.mark.parametrize(("kind", "tp_size"), [("mla", 1), ("mha", 1), ("mha", 2)])
-def test_ranks_that_read_nothing_from_each_other_warn_of_no_long_pages(
-    open_rank: OpenRank, caplog: pytest.LogCaptureFixture, kind: str, tp_size: int, v1: bool
-) -> None:
-    caplog.set_level(logging.WARNING, "kvring.sglang")
-    rank = open_rank(kind, v1=v1, shape=shape_of(TOO_LONG), tp_size=tp_size)
-    assert rank.pages.page_bytes > SEGMENT_BYTES
-    assert warnings(caplog) == []

@@ -78,14 +78,6 @@ def test_any_name_of_a_model_does(open_rank: OpenRank, model: str | None) -> Non
     assert rank.connector.usage() == {}
 
 
-def test_a_namespace_ends_with_the_name_of_the_model(open_rank: OpenRank) -> None:
-    rank = open_rank()
-    rank.store(KEYS[:1])
-    assert list(rank.connector.usage()) == [rank.form().namespace]
-    assert rank.form().namespace.endswith(f"#{MODEL}")
-    assert rank.form().prefix == f"{rank.form().namespace}@00000000"
-
-
 def test_cleared_pages_are_gone_and_those_of_others_stay(open_rank: OpenRank) -> None:
     other = open_rank(model_name="another")
     other.store(KEYS)

@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,6 @@ def test_no_two_ranks_have_the_same_directory(store_path: Path) -> None:
     assert paths == {f"{store_path}/rank-{number}" for number in range(48)}
 
 
-def test_the_number_of_a_rank_stands_where_the_path_has_it(
-    open_rank: OpenRank, store_path: Path
-) -> None:
-    path = store_path / "disk-{rank}" / "of-{rank}"
-    for number in range(2):
-        rank = open_rank(path=path, tp_rank=number, tp_size=2)
-        assert rank.store(KEYS) == [True] * len(KEYS)
-        assert (store_path / f"disk-{number}" / f"of-{number}").is_dir()
-
-
 def test_a_store_on_several_disks(open_rank: OpenRank, store_path: Path) -> None:
     paths = [str(store_path / "one"), str(store_path / "two-{rank}")]
     rank = open_rank(options={"path": paths, "capacity": [64 * MIB] * 2}, tp_rank=1, tp_size=2)
@@ -91,24 +80,6 @@ def test_a_device_that_ranks_would_share_is_refused(tmp_path: Path) -> None:
         rank.close()
 
 
-@pytest.mark.root
-def test_ranks_have_a_device_each(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        ranks = []
-        for number in range(2):
-            directory = tmp_path / f"images-{number}"
-            directory.mkdir()
-            device = stack.enter_context(bare_loop_device(directory, 64 * MIB))
-            (tmp_path / f"disk-{number}").symlink_to(device.path)
-            options = {"capacity": "all"}
-            ranks.append(Rank(tmp_path / "disk-{rank}", options=options, tp_rank=number, tp_size=2))
-            stack.callback(ranks[-1].close)
-        for version, rank in enumerate(ranks):
-            assert rank.store(KEYS, version) == [True] * len(KEYS)
-        for version, rank in enumerate(ranks):
-            assert rank.load(KEYS, version) == [True] * len(KEYS)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "named"),
@@ -135,15 +106,6 @@ def test_an_option_that_is_needed_is_asked_for_by_name(store_path: Path, name: s
     pool = host_pool(device_pool("mha"))
     with pytest.raises((ValueError, TypeError), match=name) as raised:
         make_backend("dynamic", storage_config(options), pool)
-    assert str(raised.value).startswith(WHERE)
-
-
-def test_a_rank_that_reads_needs_a_path(store_path: Path) -> None:
-    options = kvring_options(store_path)
-    del options["path"]
-    pool = host_pool(device_pool("mla"))
-    with pytest.raises(ValueError, match="'path' is needed") as raised:
-        make_backend("dynamic", storage_config(options, "mla", tp_rank=1, tp_size=2), pool)
     assert str(raised.value).startswith(WHERE)
 
 

@@ -1,6 +1,5 @@
 """Pages of one pool, by each call of SGLang's controller."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,47 +24,7 @@ from tests.python.engines.sglang_host import (
     PAGE_TOKENS,
     OpenRank,
     content_of,
-    page_keys,
 )
-
-
-@BOTH_INTERFACES
-@pytest.mark.parametrize("width", [8, 513])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_pages_that_were_stored_are_loaded(
-    open_rank: OpenRank, kind: str, layout: str, width: int, v1: bool
-) -> None:
-    rank = open_rank(kind, layout, v1=v1, shape={"width": width})
-    assert rank.backend.batch_exists(KEYS) == 0
-    assert rank.load(KEYS) == [False] * len(KEYS)
-    assert rank.store(KEYS) == [True] * len(KEYS)
-    assert rank.backend.batch_exists([*KEYS, *MISSING]) == len(KEYS)
-    assert rank.load(KEYS, first_row=7) == [True] * len(KEYS)
-    mixed = [KEYS[5], MISSING[0], KEYS[0], MISSING[1], KEYS[11]]
-    assert rank.load(mixed) == [True, False, True, False, True]
-    assert rank.backend.batch_exists(mixed) == 1
-    assert rank.backend.batch_exists(MISSING) == 0
-    # Rows that are not beside each other.
-    rows = rank.pages.rows([31, 2, 17])
-    rank.pages.wipe(rows)
-    assert rank.backend.batch_get_v1(KEYS[:3], rows) == [True] * 3
-    assert rank.pages.hold(rows, KEYS[:3]) == [True] * 3
-
-
-def test_no_other_pages_are_written_to(open_rank: OpenRank) -> None:
-    for kind, layout in itertools.product(KINDS, LAYOUTS):
-        rank = open_rank(kind, layout, model_name=f"{kind}-{layout}")
-        rank.store(KEYS[:4])
-        everything = rank.pages.rows(range(rank.pages.pool.page_num))
-        rank.pages.fill(everything, page_keys(rank.pages.pool.page_num, "before"))
-        expected = rank.pages.read(everything)
-        rows = [30, 5, 6]
-        assert rank.backend.batch_get_v1(KEYS[:3], rank.pages.rows(rows)) == [True] * 3
-        for row, key in zip(rows, KEYS, strict=False):
-            expected[row] = content_of(key, rank.pages.page_bytes)
-        assert rank.pages.read(everything) == expected
-        rank.close()
 
 
 @BOTH_INTERFACES
@@ -82,25 +41,6 @@ def test_a_missing_page_leaves_the_pool_as_it_is(open_rank: OpenRank, v1: bool) 
     transfer = PoolTransfer(PoolName.MAMBA, host_indices=states, keys=MISSING[:2])
     assert rank.backend.batch_get_v2([transfer]) == {"mamba": [False] * 2}
     assert rank.states.hold(states, MISSING[:2]) == [True] * 2
-
-
-@BOTH_INTERFACES
-def test_nothing_is_asked_and_nothing_is_answered(open_rank: OpenRank, v1: bool) -> None:
-    rank = open_rank(v1=v1, has_mamba=True)
-    backend, none = rank.backend, torch.empty(0, dtype=torch.int64)
-    assert backend.batch_exists([]) == 0
-    assert backend.batch_get_v1([], none) == []
-    assert backend.batch_set_v1([], none) == []
-    assert backend.batch_get([], []) == []
-    assert backend.batch_set([], []) is True
-    assert backend.batch_get_v2([]) == {}
-    assert backend.batch_set_v2([]) == {}
-    result = backend.batch_exists_v2([])
-    assert (result.kv_hit_pages, result.extra_pool_hit_pages) == (0, {})
-    empty = PoolTransfer(PoolName.MAMBA, host_indices=none, keys=[])
-    assert backend.batch_set_v2([empty]) == {"mamba": []}
-    assert backend.batch_get_v2([empty]) == {"mamba": []}
-    assert backend.batch_exists_v2(KEYS, [empty]).restorable_prefix_pages == []
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("mha", "page_first"), ("mha", "layer_first")])
@@ -221,25 +161,20 @@ def test_what_a_call_cannot_use_is_a_miss_and_harms_nothing(
     assert rank.load(KEYS[:2]) == [True, True]
 
 
-def test_a_closed_store_has_nothing_and_takes_nothing(open_rank: OpenRank) -> None:
-    rank = open_rank()
-    backend, rows = rank.backend, rank.pages.rows([0])
-    page = torch.zeros(rank.pages.page_bytes, dtype=torch.uint8)
-    rank.store(KEYS[:1])
-    backend.close()
-    transfers = [PoolTransfer(PoolName.KV, rows, keys=KEYS[:1])]
-    assert backend.batch_exists(KEYS[:1]) == 0
-    assert backend.batch_exists_v2(KEYS[:1]) == PoolTransferResult(0, {}, [])
-    assert backend.batch_get_v1(KEYS[:1], rows) == backend.batch_set_v1(KEYS[:1], rows) == [False]
-    assert backend.batch_get_v2(transfers) == backend.batch_set_v2(transfers)
-    assert backend.batch_get_v2(transfers) == {PoolName.KV: [False]}
-    assert backend.get(KEYS[0], page) is None
-    assert not any((backend.set(KEYS[0], page), backend.exists(KEYS[0]), backend.clear()))
-    backend.close()
-
-
-def test_a_page_that_is_stored_again_is_the_new_one(open_rank: OpenRank) -> None:
-    rank = open_rank()
-    for version in range(5):
-        assert rank.store(KEYS, version) == [True] * len(KEYS)
-        assert rank.load(KEYS, version) == [True] * len(KEYS)
+@BOTH_INTERFACES
+def test_nothing_is_asked_and_nothing_is_answered(open_rank: OpenRank, v1: bool) -> None:
+    rank = open_rank(v1=v1, has_mamba=True)
+    backend, none = rank.backend, torch.empty(0, dtype=torch.int64)
+    assert backend.batch_exists([]) == 0
+    assert backend.batch_get_v1([], none) == []
+    assert backend.batch_set_v1([], none) == []
+    assert backend.batch_get([], []) == []
+    assert backend.batch_set([], []) is True
+    assert backend.batch_get_v2([]) == {}
+    assert backend.batch_set_v2([]) == {}
+    result = backend.batch_exists_v2([])
+    assert (result.kv_hit_pages, result.extra_pool_hit_pages) == (0, {})
+    empty = PoolTransfer(PoolName.MAMBA, host_indices=none, keys=[])
+    assert backend.batch_set_v2([empty]) == {"mamba": []}
+    assert backend.batch_get_v2([empty]) == {"mamba": []}
+    assert backend.batch_exists_v2(KEYS, [empty]).restorable_prefix_pages == []

@@ -5,7 +5,6 @@ their own none gives up on another before that counts as a hang (sglang_worker.p
 """
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
 from tests.python.conftest import HANG_DEADLINE_S, MIB, bare_loop_device
+from tests.python.engines.processes import Process, processes
 from tests.python.engines.sglang_host import KEYS, LAYOUTS, OpenRank, Rank, page_keys
-from tests.python.engines.sglang_processes import Process, processes
 
 MISSING = page_keys(3, "missing")
 # A page takes some blocks, and a part of one.
@@ -34,7 +33,7 @@ StartRank = Callable[..., Process]
 @pytest.fixture
 def start_rank(store_path: Path) -> Iterator[StartRank]:
     """Start ranks in processes of their own."""
-    with processes().started() as start:
+    with processes("sglang_worker").started() as start:
 
         def start_one(
             number: int,
@@ -91,17 +90,6 @@ def test_all_ranks_load_what_the_first_has_stored(
         process.end()
 
 
-def test_a_reader_waits_for_no_owner_and_finds_it_later(start_rank: StartRank) -> None:
-    reader = start_rank(1, 2)
-    for _ in range(20):
-        assert reader.call("exists", KEYS) == (0, NONE)
-        assert reader.call("load", KEYS) == NONE
-    owner = start_rank(0, 2)
-    assert owner.call("store", KEYS) == ALL
-    wait_for(reader, len(KEYS))
-    assert reader.call("load", KEYS) == ALL
-
-
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
 def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(
     start_rank: StartRank, is_killed: bool
@@ -122,30 +110,6 @@ def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(
     for reader in readers:
         wait_for(reader, len(KEYS))
         assert reader.call("load", KEYS) == ALL
-
-
-def test_a_reader_that_is_killed_holds_nobody_up(start_rank: StartRank, store_path: Path) -> None:
-    owner, holder, reader = (start_rank(rank, 3) for rank in range(3))
-    assert owner.call("store", KEYS) == ALL
-    # All there are.
-    assert holder.call("take_segments", str(store_path / "rank-0"), KEYS[:8]) == 8
-    # What others hold can be read by more.
-    assert reader.call("load", KEYS[3:4]) == [True]
-    holder.kill()
-    assert reader.call("load", KEYS) == ALL
-
-
-def test_a_reader_that_is_stopped_holds_nobody_up(start_rank: StartRank, store_path: Path) -> None:
-    owner, stopped, reader = (start_rank(rank, 3) for rank in range(3))
-    assert owner.call("store", KEYS) == ALL
-    assert stopped.call("load", KEYS[:2]) == [True, True]
-    assert stopped.call("take_segments", str(store_path / "rank-0"), KEYS[:3]) == 3
-    stopped.stop()
-    assert reader.call("load", KEYS) == ALL
-    assert owner.call("store", KEYS, 1) == ALL
-    assert reader.call("load", KEYS, 1) == ALL
-    stopped.go_on()
-    assert stopped.call("load", KEYS, 1) == ALL
 
 
 def test_readers_store_nothing(start_rank: StartRank, store_path: Path) -> None:
@@ -225,18 +189,6 @@ def test_a_load_that_raises_leaves_those_of_other_pools_to_be_waited_for(
     assert reader.states.hold(states, KEYS[:2]) == [True] * 2
 
 
-def test_a_reader_opens_no_store_after_its_close(open_rank: OpenRank, store_path: Path) -> None:
-    open_rank(0, 2)
-    (store_path / "rank-1").touch()
-    reader = open_rank(1, 2, has_mamba=True)
-    (store_path / "rank-1").unlink()
-    reader.backend._store._next_try_s = 0.0
-    reader.close()
-    state = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(2), keys=KEYS[:2])
-    assert reader.backend.batch_set_v2([state]) == {"mamba": [False] * 2}
-    assert not (store_path / "rank-1").exists()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_page_that_is_stored_again_is_the_new_one_for_readers(
     open_rank: OpenRank, layout: str
@@ -251,45 +203,6 @@ def test_a_page_that_is_stored_again_is_the_new_one_for_readers(
             assert reader.load(KEYS[:2]) == ALL[:2]
 
 
-def test_no_reader_gets_a_page_that_was_replaced_before_it_asked(open_rank: OpenRank) -> None:
-    owner, reader = open_rank(0, 2), open_rank(1, 2)
-    keys = KEYS[:2]
-    assert owner.store(keys, 0) == [True, True]
-    stored = 0
-    done = threading.Event()
-    failures: list[str] = []
-    loads = 0
-
-    def read() -> None:
-        nonlocal loads
-        rows = reader.pages.rows(range(len(keys)))
-        while not done.is_set():
-            before = stored
-            loaded = reader.backend.batch_get_v1(keys, rows)
-            after = stored + 1
-            for row, (key, ok) in enumerate(zip(keys, loaded, strict=True)):
-                got = reader.pages.rows([row])
-                if not ok or not any(
-                    reader.pages.hold(got, [key], version) == [True]
-                    for version in range(before, after + 1)
-                ):
-                    failures.append(f"{ok}, in {before} to {after}")
-            loads += 1
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        for version in range(1, 300):
-            assert owner.store(keys, version) == [True, True]
-            stored = version
-    finally:
-        done.set()
-        thread.join(HANG_DEADLINE_S)
-    assert not thread.is_alive()
-    assert failures == []
-    assert loads > 20
-
-
 def test_pages_that_were_cleared_are_gone_for_readers(open_rank: OpenRank) -> None:
     owner, reader = open_rank(0, 2), open_rank(1, 2)
     owner.store(KEYS)
@@ -299,17 +212,6 @@ def test_pages_that_were_cleared_are_gone_for_readers(open_rank: OpenRank) -> No
     assert owner.backend.clear()
     assert reader.backend.batch_exists(KEYS) == 0
     assert reader.load(KEYS) == NONE
-
-
-def test_the_drive_reads_once_for_all_readers(open_rank: OpenRank) -> None:
-    owner, *readers = (open_rank(rank, 4) for rank in range(4))
-    owner.store(KEYS)
-    reads = []
-    for reader in readers:
-        assert reader.load(KEYS) == ALL
-        stats = owner.connector.stats()
-        reads.append((stats["get_hits"], stats["read_bytes"]))
-    assert reads == [(len(KEYS), len(KEYS) * owner.pages.page_bytes)] * 3
 
 
 def test_readers_of_another_layout_find_nothing(open_rank: OpenRank) -> None:
@@ -346,21 +248,6 @@ def test_ranks_read_from_the_first_one_of_their_own_group(
 
 
 @pytest.mark.root
-def test_ranks_read_from_the_device_of_the_first(tmp_path: Path, start_rank: StartRank) -> None:
-    with bare_loop_device(tmp_path, 64 * MIB) as device:
-        (tmp_path / "disk-0").symlink_to(device.path)
-        path, options = tmp_path / "disk-{rank}", {"capacity": "all"}
-        reader = start_rank(1, 2, path=path, options=options)
-        assert reader.call("load", KEYS) == NONE
-        owner = start_rank(0, 2, path=path, options=options)
-        assert owner.call("store", KEYS) == ALL
-        wait_for(reader, len(KEYS))
-        assert reader.call("load", KEYS) == ALL
-        owner.end()
-        reader.end()
-
-
-@pytest.mark.root
 def test_ranks_find_the_index_of_a_device_elsewhere(tmp_path: Path, start_rank: StartRank) -> None:
     with bare_loop_device(tmp_path, 64 * MIB) as device:
         (tmp_path / "disk-0").symlink_to(device.path)
@@ -374,12 +261,3 @@ def test_ranks_find_the_index_of_a_device_elsewhere(tmp_path: Path, start_rank: 
         assert reader.call("load", KEYS) == ALL
         owner.end()
     shutil.rmtree(index_path)
-
-
-def test_a_reader_of_a_store_on_several_disks(start_rank: StartRank, store_path: Path) -> None:
-    paths = [str(store_path / "one"), str(store_path / "two")]
-    options = {"path": paths, "capacity": ["64MiB", "64MiB"]}
-    owner, reader = (start_rank(rank, 2, options=options) for rank in range(2))
-    assert owner.call("store", KEYS) == ALL
-    assert reader.call("load", KEYS) == ALL
-    assert sorted(one.name for one in store_path.iterdir()) == ["one", "two"]

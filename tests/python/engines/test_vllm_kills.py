@@ -2,12 +2,13 @@
 
 import random
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.python.conftest import CAPACITY_BYTES
-from tests.python.engines.vllm_lives import Lives
+from tests.python.engines.processes import processes
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
@@ -20,35 +21,35 @@ CAPACITY = CAPACITY_BYTES
 
 
 @pytest.mark.slow
-def test_a_thousand_random_jobs_and_kills_in_between(store_path: Path, vllm_lives: Lives) -> None:
+def test_a_thousand_random_jobs_and_kills_in_between(store_path: Path) -> None:
     choose = random.Random(SEED)
     acknowledged: set[int] = set()
-    jobs = kills = verified = 0
+    jobs: Counter[str] = Counter()
 
-    def hear(name: str, words: list[str]) -> None:
-        nonlocal jobs, verified
-        jobs += name in ("stored", "loaded")
-        verified += name == "verified"
-        if name == "stored":
-            acknowledged.update(map(int, words))
+    def note(told: tuple[str, list[int]]) -> None:
+        name, numbers = told
+        jobs[name] += 1
+        acknowledged.update(numbers if name == "stored" else [])
 
-    life = 0
-    while kills < KILLS or jobs < JOBS:
-        life += 1
-        in_order = life % 4 == 0
-        count = IN_ORDER_JOBS if in_order else 1_000_000
-        arguments = (str(store_path), CAPACITY, f"{SEED}-{life}", sorted(acknowledged), count)
-        vllm_lives.begin("live", *arguments)
-        if not in_order:
-            # Some are killed while they open the store, or look whether all is there.
-            if choose.random() < 0.8:
-                vllm_lives.wait_for("verified")
-                verified += 1
-            time.sleep(choose.uniform(0.0, 0.3))
-            kills += 1
-        for name, *words in vllm_lives.told() if in_order else vllm_lives.kill():
-            hear(name, words)
-        assert vllm_lives.status == (0 if in_order else -9), "see what the process printed"
-    assert verified >= KILLS
+    life = kills = 0
+    with processes("vllm_worker").started() as start:
+        while kills < KILLS or jobs["stored"] + jobs["loaded"] < JOBS:
+            life += 1
+            in_order = life % 4 == 0
+            count = IN_ORDER_JOBS if in_order else 1_000_000
+            arguments = (str(store_path), CAPACITY, f"{SEED}-{life}", sorted(acknowledged), count)
+            process = start("live", *arguments)
+            if not in_order:
+                # Some are killed while they open the store, or look whether all is there.
+                if choose.random() < 0.8:
+                    note(process.hear())
+                time.sleep(choose.uniform(0.0, 0.3))
+                kills += 1
+                process.kill()
+            # What it raised is raised here.
+            for told in process.hear_rest():
+                note(told)
+            process.end()
+    assert jobs["verified"] >= KILLS
     assert len(acknowledged) > 200
-    print(f"{jobs} jobs in {life} lives, {kills} of which were killed; {len(acknowledged)} chunks")
+    print(f"{jobs} in {life} lives, {kills} of which were killed; {len(acknowledged)} chunks")

@@ -47,13 +47,6 @@ def test_a_row_may_be_longer_than_64_mib(make_engine: MakeEngine, store_path: Pa
     assert engine.found([1, 2]) == [True, True]
 
 
-def test_a_primary_tier_may_have_many_rows(make_engine: MakeEngine) -> None:
-    engine = make_engine(rows=512, row_bytes=BLOCK_BYTES)
-    engine.put(range(2000))
-    engine.evict()
-    assert engine.found(range(2000)) == [True] * 2000
-
-
 OTHER_LAYOUTS = [
     {"model": "org/other"},
     {"dtype": "float16"},

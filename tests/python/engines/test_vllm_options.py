@@ -40,13 +40,6 @@ def test_each_data_parallel_replica_has_its_own_store(
     assert stored == [str(store_path / f"{name}-1") for name in ("a", "b")]
 
 
-def test_one_replica_may_have_the_name_in_its_path(
-    make_engine: MakeEngine, store_path: Path
-) -> None:
-    engine = make_engine([kvring_tier(store_path / "{dp_rank}")])
-    assert engine.store.stats()["paths"][0]["path"] == str(store_path / "0")
-
-
 @pytest.mark.parametrize("is_list", [False, True], ids=["path", "list"])
 @pytest.mark.parametrize(("dp_size", "dp_index"), [(2, 0), (2, 1), (1, 1)])
 def test_replicas_do_not_share_a_path(
@@ -99,15 +92,6 @@ def test_a_wrong_option_is_named(
     assert "'KvringTier'" in message
     assert all(word in message for word in words), message
     assert not (store_path / "index.kvring").exists()
-
-
-@pytest.mark.parametrize("missing", ["path", "capacity"])
-def test_a_missing_option_is_named(make_engine: MakeEngine, store_path: Path, missing: str) -> None:
-    tier = kvring_tier(store_path)
-    del tier[missing]
-    with pytest.raises(ValueError, match=f"required and not given: '{missing}'") as raised:
-        make_engine([tier])
-    assert "secondary_tiers" in str(raised.value)
 
 
 def test_a_store_has_one_tier(make_engine: MakeEngine, store_path: Path) -> None:

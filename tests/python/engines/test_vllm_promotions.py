@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.python.conftest import MIB
-from tests.python.engines.vllm_lives import Lives
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
@@ -19,7 +18,6 @@ from tests.python.engines.vllm_engine import (
     MakeEngine,
     kvring_tier,
     namespace_of,
-    shared_memory,
 )
 from tests.support.vllm_config import key_of
 
@@ -44,26 +42,6 @@ def test_what_left_the_primary_tier_comes_back(make_engine: MakeEngine) -> None:
     engine.settle()
     assert not engine.manager._req_state
     assert not engine.manager._jobs
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["ends", "is killed"])
-def test_a_new_process_finds_what_another_has_stored(
-    store_path: Path, vllm_lives: Lives, is_killed: bool
-) -> None:
-    engine_ids = ["kvring-test-first", "kvring-test-second"]
-    count = 3 * ROWS
-    vllm_lives.begin("store", str(store_path), engine_ids[0], count, is_killed)
-    assert vllm_lives.wait_for("stored") == [str(count)]
-    if is_killed:
-        vllm_lives.kill()
-        # vLLM names it anew in each process; nobody else removes it.
-        shared_memory(engine_ids[0]).unlink()
-    else:
-        assert list(vllm_lives.told()) == []
-        assert vllm_lives.status == 0
-    told = vllm_lives.run("find", str(store_path), engine_ids[1], count)
-    assert told == [["answers", "HIT_PENDING"], ["found", str(count)]]
-    assert not any(shared_memory(engine_id).exists() for engine_id in engine_ids)
 
 
 def test_requests_for_the_same_chunk_share_a_load(make_engine: MakeEngine) -> None:

@@ -47,19 +47,6 @@ def test_two_tiers_store_all_and_the_first_is_asked_first(
     assert engine.store.stats()["get_hits"] == hits + len(FEW)
 
 
-def test_kvring_below_the_file_tier_stores_all(
-    make_engine: MakeEngine, store_path: Path, tmp_path: Path
-) -> None:
-    engine = make_engine([file_tier(tmp_path / "files"), kvring_tier(store_path)])
-    files, own = engine.manager.secondary_tiers
-    engine.put(FEW)
-    engine.evict()
-    for number in FEW:
-        Path(files.file_mapper.get_file_name(key_of(number))).unlink()
-    assert engine.found(FEW) == [True] * len(FEW)
-    assert own._store.connector.stats()["get_hits"] == len(FEW)
-
-
 def test_two_stores_may_be_two_tiers(make_engine: MakeEngine, store_path: Path) -> None:
     paths = [store_path / name for name in ("one", "two")]
     engine = make_engine([kvring_tier(path) for path in paths], events=True)

@@ -128,23 +128,6 @@ def test_without_promote_vllm_gives_kvring_nothing(
     assert promoted(engine) == 0
 
 
-def test_what_the_gpu_computes_is_stored_once(make_node: MakeNode) -> None:
-    """A request misses everywhere, computes, stores, and goes on."""
-    engine = make_node("a", promote=True)
-    for first in range(0, 8 * len(FEW), len(FEW)):
-        numbers = range(first, first + len(FEW))
-        with engine.request() as request, engine.request() as other:
-            for one in (request, other):
-                assert engine.lookup(one, numbers)[-1] == [LookupResult.MISS] * len(FEW)
-            assert len(engine.tier._wanted) == len(FEW)
-            engine.offer(request, numbers)
-            assert not engine.tier._wanted
-            for _ in range(5):
-                engine.settle()
-    assert sets(engine) == {"set_stored": 8 * len(FEW)}
-    assert promoted(engine) == 0
-
-
 def test_a_prefix_in_all_tiers_is_stored_once(make_node: MakeNode) -> None:
     """Chunks 0 to 3 are in kvring, 4 to 7 in the shared tier alone, the GPU computes 8 to 11."""
     make_node("a").put(range(4, 8))
@@ -162,21 +145,6 @@ def test_a_prefix_in_all_tiers_is_stored_once(make_node: MakeNode) -> None:
     assert own(engine, range(12)) == [True] * 12
     assert sets(engine) == {"set_stored": before + 8}
     assert promoted(engine) == 4
-
-
-def test_requests_that_want_the_same_promote_it_once(make_node: MakeNode) -> None:
-    make_node("a").put(FEW)
-    engine = make_node("b", promote=True)
-    with engine.request() as one, engine.request() as two:
-        for request in (one, two):
-            with engine.manager.lock:
-                answers = [engine.manager.lookup(key_of(number), request) for number in FEW]
-            assert answers == [LookupResult.RETRY] * len(FEW)
-        for request in (one, two):
-            assert engine.lookup(request, FEW)[-1] == [LookupResult.HIT] * len(FEW)
-        engine.settle()
-    assert sets(engine) == {"set_stored": len(FEW)}
-    assert promoted(engine) == len(FEW)
 
 
 def test_a_damaged_chunk_comes_from_the_shared_tier_and_stays(make_node: MakeNode) -> None:
@@ -371,6 +339,14 @@ def test_a_shutdown_finishes_promotions(make_node: MakeNode) -> None:
     assert own(engine) == [True] * len(FEW)
 
 
+@pytest.mark.parametrize("promote", ["yes", "true", 1, None], ids=repr)
+def test_a_wrong_value_is_named(make_node: MakeNode, store_path: Path, promote: Any) -> None:
+    with pytest.raises(ValueError, match="secondary_tiers") as raised:
+        make_node("a", promote=promote)
+    assert f"'promote' = {promote!r} is not valid; it takes true or false" in str(raised.value)
+    assert not (store_path / "a").exists()
+
+
 def test_a_closed_store_promotes_nothing(make_node: MakeNode) -> None:
     make_node("a").put(FEW)
     engine = make_node("b", promote=True)
@@ -383,11 +359,3 @@ def test_a_closed_store_promotes_nothing(make_node: MakeNode) -> None:
         engine.settle()
     assert pinned(engine) == 0
     assert promoted(engine) == 0
-
-
-@pytest.mark.parametrize("promote", ["yes", "true", 1, None], ids=repr)
-def test_a_wrong_value_is_named(make_node: MakeNode, store_path: Path, promote: Any) -> None:
-    with pytest.raises(ValueError, match="secondary_tiers") as raised:
-        make_node("a", promote=promote)
-    assert f"'promote' = {promote!r} is not valid; it takes true or false" in str(raised.value)
-    assert not (store_path / "a").exists()

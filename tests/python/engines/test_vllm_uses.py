@@ -42,19 +42,6 @@ def test_what_is_hot_above_stays(store_path: Path, eviction: str) -> None:
         assert engine.found(HOT) == [True] * len(HOT)
 
 
-def test_what_a_request_stores_or_loads_itself_counts_once(store_path: Path) -> None:
-    with Engine(make_config([kvring_tier(store_path)])) as engine:
-        with engine.request() as request:
-            request.set_offload_key_position(key_of(1), 16)
-            engine.offer(request, [1])
-            engine.settle()
-        assert not engine.tier._used
-        use_above(engine, [1])
-        assert not engine.tier._used
-        (chunk,) = uses_of(engine)
-        assert chunk == 1
-
-
 def test_a_step_counts_some_of_many_uses(store_path: Path) -> None:
     with Engine(make_config([kvring_tier(store_path)])) as engine:
         with engine.request() as request:
@@ -84,3 +71,16 @@ def uses_of(engine: Engine) -> list[int]:
     path = Path(engine.store.stats()["paths"][0]["path"])
     engine.tier.shutdown()
     return [chunk["uses"] for chunk in StoredChunks(path)]
+
+
+def test_what_a_request_stores_or_loads_itself_counts_once(store_path: Path) -> None:
+    with Engine(make_config([kvring_tier(store_path)])) as engine:
+        with engine.request() as request:
+            request.set_offload_key_position(key_of(1), 16)
+            engine.offer(request, [1])
+            engine.settle()
+        assert not engine.tier._used
+        use_above(engine, [1])
+        assert not engine.tier._used
+        (chunk,) = uses_of(engine)
+        assert chunk == 1

@@ -1,7 +1,6 @@
 """A tier of vLLM's without a manager above it: who submits jobs to it, one by one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -133,12 +132,7 @@ class LoneTier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

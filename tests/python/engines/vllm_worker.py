@@ -1,17 +1,12 @@
-"""What the tests with vLLM do in processes of their own (vllm_lives.py)."""
+"""What the tests with vLLM do in processes of their own (processes.py)."""
 
-import json
-import os
 import random
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.v1.kv_offload.base import LookupResult
-
-from tests.python.engines.vllm_engine import Engine, kvring_tier, make_config, number_of
+from tests.python.engines.processes import tell
+from tests.python.engines.vllm_engine import kvring_tier, make_config, number_of
 from tests.python.engines.vllm_lone_tier import LoneTier
 from tests.support.vllm_config import key_of
 
@@ -21,50 +16,6 @@ ROWS = 32
 ROW_BYTES = 32 << 10
 MOST_IN_FLIGHT = 6
 MOST_KEYS = 5
-
-_told = 1
-
-
-def serve() -> None:
-    """Call the functions that are asked for, one after the other, each in a fork."""
-    global _told
-    # vLLM and its dependencies may print.
-    _told = os.dup(1)
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        function, arguments = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            tell("pid", os.getpid())
-            # What it raises ends the fork, and is printed.
-            globals()[function](*arguments)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        tell("ended", os.waitstatus_to_exitcode(status))
-
-
-def tell(*words: object) -> None:
-    """Tell a line; the parent has it, whatever becomes of this process afterwards."""
-    os.write(_told, (" ".join(map(str, words)) + "\n").encode())
-
-
-def store(path: str, engine_id: str, count: int, is_killed: bool) -> None:
-    """Store the first chunks through vLLM's manager; then end, or wait to be killed."""
-    with Engine(make_config([kvring_tier(path)], engine_id=engine_id)) as engine:
-        engine.put(range(count))
-        tell("stored", count)
-        while is_killed:
-            time.sleep(1)
-
-
-def find(path: str, engine_id: str, count: int) -> None:
-    """Look for the first chunks; tell the first answers, and how many came with the right bytes."""
-    with Engine(make_config([kvring_tier(path)], engine_id=engine_id)) as engine:
-        with engine.request() as request:
-            answers = engine.lookup(request, range(engine.rows // 2))
-            tell("answers", *sorted({answer.name for answer in answers[0]}))
-            assert set(answers[-1]) == {LookupResult.HIT}
-        tell("found", sum(engine.found(range(count))))
 
 
 @dataclass
@@ -81,8 +32,11 @@ class Job:
 class RandomJobs:
     """Stores, loads, lookups and touches, several at a time, each compared with what must be."""
 
-    def __init__(self, tier: LoneTier, seed: str, acknowledged: Sequence[int]) -> None:
+    def __init__(
+        self, channel: Any, tier: LoneTier, seed: str, acknowledged: Sequence[int]
+    ) -> None:
         """Begin with what earlier processes were told is stored."""
+        self.channel = channel
         self.tier = tier
         self.choose = random.Random(seed)
         self.stored = set(acknowledged)
@@ -136,11 +90,11 @@ class RandomJobs:
             self.free_rows += job.rows
             if job.is_load:
                 self.compare(job, result)
-                tell("loaded")
+                tell(self.channel, ("loaded", []))
             else:
                 assert result.success, "a store failed"
                 self.stored.update(job.numbers)
-                tell("stored", *job.numbers)
+                tell(self.channel, ("stored", job.numbers))
             self.tier.finish_request(job.request)
 
     def compare(self, job: Job, result: Any) -> None:
@@ -152,12 +106,13 @@ class RandomJobs:
         assert all(is_right for number, is_right in right if number in loaded), "wrong bytes"
 
 
-def live(path: str, capacity: int, seed: str, acknowledged: Sequence[int], count: int) -> None:
+def live(
+    channel: Any, path: str, capacity: int, seed: str, acknowledged: Sequence[int], count: int
+) -> None:
     """Look whether all is there that was stored, then do so many random jobs."""
     tiers = [kvring_tier(path, capacity)]
     with LoneTier(make_config(tiers, rows=ROWS, row_bytes=ROW_BYTES)) as tier:
-        jobs = RandomJobs(tier, seed, acknowledged)
+        jobs = RandomJobs(channel, tier, seed, acknowledged)
         jobs.verify()
-        tell("verified", len(acknowledged))
+        tell(channel, ("verified", []))
         jobs.work(count)
-    tell("done")

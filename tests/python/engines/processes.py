@@ -1,4 +1,4 @@
-"""Processes that use SGLang, several at a time, each a fork of one that has imported it."""
+"""Processes that use SGLang or vLLM, several at a time, each a fork of one that has imported it."""
 
 import atexit
 import functools
@@ -9,19 +9,20 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY, child_command
 
-# By name: to import it takes ten seconds, and SGLang.
-_WORKER = "tests.python.engines.sglang_worker"
+_IMPORT_DEADLINE_S = 4 * HANG_DEADLINE_S
 
 
 class Process:
-    """A process that calls a function of sglang_worker.py, and can be asked and killed."""
+    """A process that calls a function of a worker module, and can be asked and killed."""
 
     def __init__(self, control: socket.socket, function: str, *arguments: Any) -> None:
         """Fork it."""
@@ -29,7 +30,8 @@ class Process:
         with theirs:
             request = json.dumps([function, arguments]).encode()
             socket.send_fds(control, [request], [theirs.fileno()])
-        self.pid: int = self.hear()
+        # It imports the engine first, where it is the first one.
+        self.pid: int = self.hear(_IMPORT_DEADLINE_S)
         self._ended = os.pidfd_open(self.pid)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -37,9 +39,9 @@ class Process:
         self._channel.send((method, arguments))
         return self.hear()
 
-    def hear(self) -> Any:
+    def hear(self, deadline_s: float = HANG_DEADLINE_S) -> Any:
         """Return what it tells next."""
-        assert self._channel.poll(HANG_DEADLINE_S), "the process hangs"
+        assert self._channel.poll(deadline_s), "the process hangs"
         is_ok, value = self._channel.recv()
         assert is_ok, value
         return value
@@ -89,12 +91,12 @@ class Process:
 class Processes:
     """Starts processes."""
 
-    def __init__(self) -> None:
-        """Start the one that imports SGLang."""
+    def __init__(self, worker: str) -> None:
+        """Start the one that imports a worker module, and the engine with it."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._parent = subprocess.Popen(
-                child_command(serve_in_child, theirs.fileno()),
+                child_command(serve, worker, theirs.fileno()),
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -103,7 +105,7 @@ class Processes:
 
     @contextmanager
     def started(self) -> Iterator[Callable[..., Process]]:
-        """Call functions of sglang_worker.py in new processes, killed at the end of the block."""
+        """Call functions of the module in new processes, killed at the end of the block."""
         with ExitStack() as stack:
 
             def start(function: str, *arguments: Any) -> Process:
@@ -114,19 +116,51 @@ class Processes:
             yield start
 
     def close(self) -> None:
-        """End the one that imports SGLang."""
+        """End the one that has imported it."""
         self._control.close()
         self._parent.wait(HANG_DEADLINE_S)
 
 
 @functools.cache
-def processes() -> Processes:
-    """Return those of this test run, which all modules share."""
-    shared = Processes()
+def processes(worker: str) -> Processes:
+    """Return those of this test run, which all modules share: `worker` is in this directory."""
+    # By name: to import it takes ten seconds, and the engine.
+    shared = Processes(f"tests.python.engines.{worker}")
     atexit.register(shared.close)
     return shared
 
 
-def serve_in_child(descriptor: int) -> None:
-    """Fork a process for each request, until the other end hangs up."""
-    importlib.import_module(_WORKER).serve(socket.socket(fileno=descriptor))
+def serve(worker: str, descriptor: int) -> None:
+    """Import a worker module; fork a process for each request, until the other end hangs up."""
+    module = importlib.import_module(worker)
+    control = socket.socket(fileno=descriptor)
+    # Nobody waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 64 << 10, 1)
+        if not request:
+            return
+        if os.fork() == 0:
+            control.close()
+            function, arguments = json.loads(request)
+            os._exit(_live(Connection(descriptors[0]), getattr(module, function), arguments))
+        os.close(descriptors[0])
+
+
+def _live(channel: Any, function: Callable[..., None], arguments: Sequence[Any]) -> int:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    tell(channel, os.getpid())
+    try:
+        function(channel, *arguments)
+    except (BrokenPipeError, ConnectionResetError):
+        # Nobody hears it any more.
+        return 1
+    except BaseException:  # noqa: BLE001 - the test fails with it
+        channel.send((False, traceback.format_exc()))
+        return 1
+    return 0
+
+
+def tell(channel: Any, value: Any) -> None:
+    """Tell something; the parent has it, whatever becomes of this process afterwards."""
+    channel.send((True, value))
