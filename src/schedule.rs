@@ -12,11 +12,13 @@
 //! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
 //! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
+mod bounds;
 mod late;
 mod waiting;
 
 use std::time::{Duration, Instant};
 
+pub use bounds::{Elsewhere, InFlight, Limits};
 pub(crate) use waiting::Queue;
 use waiting::Waiting;
 
@@ -37,27 +39,6 @@ pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 /// SETs that are due may have as many bytes in the device as loads and promoted SETs have there, divided by this: an eighth of all
 /// together. They get a turn after so many pieces of promoted SETs.
 const LOADS_PER_DUE_SET: u64 = 7;
-
-/// Bounds of what is in the device at a time, with what others have there. Whatever they say, one piece of a class goes if no other
-/// piece of this scheduler is in flight: its end is what the next one waits for.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Most pieces of one class in flight: SETs leave GETs their room.
-    pub queue_depth: usize,
-    /// Longest piece.
-    pub max_io_bytes: u64,
-    /// Most bytes of one class in flight.
-    pub max_in_flight_bytes: u64,
-    /// Most bytes of SETs in flight while nothing is being loaded, and has not been for 250 ms.
-    pub set_in_flight_bytes: u64,
-    /// The same between loads that follow each other within that time.
-    pub set_in_flight_between_loads_bytes: u64,
-    /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
-    pub set_in_flight_while_loading_bytes: u64,
-    /// After this time in the queue a SET goes ahead of loads, as long as no more than an eighth of what is in the device is
-    /// such SETs', or one piece.
-    pub set_max_wait: Duration,
-}
 
 /// Permission to start one piece of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,32 +90,6 @@ impl Line {
             Self::Promoted | Self::Set => Class::Set,
         }
     }
-}
-
-/// What the device has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InFlight {
-    /// Transfers.
-    pub pieces: usize,
-    /// Bytes of them.
-    pub bytes: u64,
-}
-
-impl InFlight {
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self { pieces: self.pieces + other.pieces, bytes: self.bytes + other.bytes }
-    }
-}
-
-/// What others do with the same device.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Elsewhere {
-    /// Whether GETs wait there, or are in flight.
-    pub are_loads_present: bool,
-    /// Of GETs.
-    pub loads: InFlight,
-    /// Of SETs.
-    pub sets: InFlight,
 }
 
 /// Operations that wait for the device.

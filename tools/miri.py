@@ -16,7 +16,7 @@ _BUILT = OUTPUT / "miri"
 # Modules. What has unsafe code comes first, then what is quick; a seed begins elsewhere.
 _FILTERS = (
     *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
-    *("reactor::errnos", "progress", "key::tests", "capacity::tests", "evict::leases"),
+    *("reactor::io_error_policy", "progress", "key::tests", "capacity::tests", "evict::leases"),
     *("file::slots", "store::runs", "store::allocator", "format", "backlog"),
     *("shard::lookup", "shard::ghosts", "shard::entries", "evict::lists", "evict::extent_map"),
     *("evict::namespaces", "evict::neighbours", "schedule"),

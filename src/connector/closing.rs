@@ -9,7 +9,7 @@ use super::shutdown::Shutdown;
 use super::volume::Volume;
 use super::volumes::{Volumes, Watch};
 use crate::parallel::on_threads;
-use crate::reactor::{ReactorEnd, Shared};
+use crate::reactor::{ReactorEnd, ReactorGroup};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread::Builder;
 use crate::thread::has_ended;
@@ -107,7 +107,7 @@ impl Volume {
 }
 
 /// Notes the clean shutdown if it was one, and releases the locks. Says whether it is noted.
-fn release(shared: &Shared, orderly: bool) -> bool {
+fn release(shared: &ReactorGroup, orderly: bool) -> bool {
     let (store, index) = (&shared.cache.store, &shared.cache.index);
     let path = shared.cache.config.path().display();
     let note = || {

@@ -14,7 +14,7 @@ use crate::error::StoreError;
 use crate::failure::{FailureCode, FailureReason};
 use crate::index::{EnteredGet, EnteredSet};
 use crate::key::{Digest, Fingerprints, Hashed};
-use crate::reactor::{Answer, Operation, Shared};
+use crate::reactor::{Answer, Operation, ReactorGroup};
 use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
@@ -24,14 +24,14 @@ const LONGEST_DELETE: Duration = Duration::from_secs(30);
 #[must_use = "a kill may bring the keys back before it was waited for"]
 #[derive(Default)]
 pub struct Removal {
-    waits: Vec<(Arc<Shared>, u64)>,
+    waits: Vec<(Arc<ReactorGroup>, u64)>,
     /// Keys of a path stay.
     refused: Option<SubmitError>,
 }
 
 impl Removal {
     /// What was queued for the index of a path by now.
-    pub(super) fn add(&mut self, shared: &Arc<Shared>) {
+    pub(super) fn add(&mut self, shared: &Arc<ReactorGroup>) {
         let index = &shared.cache.index;
         index.announce_changes();
         self.waits.push((Arc::clone(shared), index.queued_changes()));
@@ -61,7 +61,7 @@ impl Removal {
 }
 
 /// The error of a removal that the index of a path does not take.
-pub(super) fn not_removed(shared: &Shared) -> SubmitError {
+pub(super) fn not_removed(shared: &ReactorGroup) -> SubmitError {
     let refusal = shared.cache.refusal().map(|reason| reason.to_string());
     let reason = refusal.or_else(|| shared.health.reason()).unwrap_or_else(|| {
         "its file system did not take the change in time, or the store was closed; a restart may bring keys back: remove them \
@@ -315,7 +315,7 @@ impl Connector {
     }
 
     /// Fails one SET whose chunk is too long; the others of its batch are stored.
-    fn refuse_long(&self, request: SetRequest, limit_bytes: u64, shared: &Shared) {
+    fn refuse_long(&self, request: SetRequest, limit_bytes: u64, shared: &ReactorGroup) {
         let error = StoreError::TooLong {
             digest: request.digest,
             length_bytes: request.buffer.length_bytes() as u64,
@@ -348,7 +348,7 @@ impl Connector {
     }
 }
 
-fn refuse(request: SetRequest, shared: &Shared, reason: FailureReason) {
+fn refuse(request: SetRequest, shared: &ReactorGroup, reason: FailureReason) {
     shared.cache.counters.set_failed.add(1);
     let SetRequest { item, share, .. } = request;
     drop(share);

@@ -22,12 +22,12 @@ use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{ChunkVersion, RecordWriter, RecoveredIndex, Recovery, Sharing};
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
-use crate::reactor::{MakeEngine, ReactorEnd, Reactors, Shared};
+use crate::reactor::{MakeEngine, ReactorEnd, ReactorGroup, Reactors};
 use crate::sync::Mutex;
 
 /// A path in use.
 pub(crate) struct Volume {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ReactorGroup>,
     pub(super) id: StoreId,
     /// What it noted of other paths before it was opened.
     pub(super) sharing: Sharing,
@@ -87,7 +87,7 @@ impl Volume {
         let open_store = OpenStore::new(id);
         let cache = Cache::new(config, index, store, write_budget, reactors, open_store);
         let completions = Arc::clone(&context.completions);
-        let shared = Arc::new(Shared::new(Arc::new(cache), completions, wakers));
+        let shared = Arc::new(ReactorGroup::new(Arc::new(cache), completions, wakers));
         Ok(Self {
             shared,
             id,
@@ -187,7 +187,7 @@ impl Threads {
     /// [`Threads::join_reactors`] and [`Threads::end_others`].
     fn start(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<ReactorGroup>,
         unverified: Vec<ChunkVersion>,
         make_engine: &MakeEngine,
         was_closed: bool,
@@ -202,7 +202,7 @@ impl Threads {
         self.reactors = Some(Reactors::start(shared, unverified, make_engine)?);
         begin_session(shared, was_closed).map_err(io_error("write the index of"))?;
         // From here on a failed sync may be of what this owner has written.
-        let listener: Weak<dyn SyncListener> = Arc::<Shared>::downgrade(shared);
+        let listener: Weak<dyn SyncListener> = Arc::<ReactorGroup>::downgrade(shared);
         watched_files.tell(listener);
         self.growth = Some(shared.cache.start_growth().map_err(thread_error())?);
         let owner = Arc::clone(shared);
@@ -225,7 +225,7 @@ impl Threads {
 
     /// Ends all others, when the reactors have ended. Says whether all changes of records are written; answers that wait for one that
     /// is not, fail.
-    pub(super) fn end_others(&mut self, shared: &Shared) -> bool {
+    pub(super) fn end_others(&mut self, shared: &ReactorGroup) -> bool {
         // They free extents, which needs the files; what was queued may have needed them until now.
         [self.maintenance.take(), self.flushes.take(), self.growth.take()]
             .into_iter()
@@ -238,7 +238,7 @@ impl Threads {
     }
 }
 
-fn note_files_change(shared: &Shared, change: FilesChange) {
+fn note_files_change(shared: &ReactorGroup, change: FilesChange) {
     match change {
         // The others take its keys, and say so.
         FilesChange::Missed(reason) => shared.health.fail_for_now(|| reason),
@@ -277,7 +277,7 @@ fn warn_of_capacity(path: &Path, budget: &Budget) {
 
 /// Notes durably that the store is open. In `persistent`, what an earlier owner left counts as durable from here on, so
 /// that is made durable first.
-fn begin_session(shared: &Shared, was_closed: bool) -> io::Result<()> {
+fn begin_session(shared: &ReactorGroup, was_closed: bool) -> io::Result<()> {
     if shared.cache.config.durability == Durability::Persistent && !was_closed {
         // A sync may have failed, and its owner been killed before it saw that.
         shared.cache.index.write_anew();

@@ -10,10 +10,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::errnos::{
-    Attempt, Failure, Fate, Request, Subject, is_interruption, is_unsupported, subject_of,
-};
 use super::health::Health;
+use super::io_error_policy::{
+    Attempt, ErrorAction, Failure, FaultScope, Request, is_interruption, is_unsupported, scope_of,
+};
 use super::piece::{MAX_ATTEMPTS, PieceTarget};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::cache::Cache;
@@ -158,11 +158,11 @@ impl ChunkFile {
         };
         let failure_of = |error: io::Error| match error.raw_os_error() {
             Some(errno) => {
-                let store = (health, cache.config.path());
-                Failure::of(request, errno, Attempt::Alone, store, Instant::now())
+                let path = cache.config.path();
+                health.judge(request, errno, Attempt::Alone, path, Instant::now())
             }
             // It is not the file of the chunk.
-            None => Failure::Transfer(error, Fate::Drop),
+            None => Failure::Transfer(error, ErrorAction::Drop),
         };
         match result.min(0).abs() {
             0 => {}
@@ -180,7 +180,7 @@ impl ChunkFile {
             errno if stage == FileStage::Preallocate && is_unsupported(errno) => {}
             errno => {
                 let error = || io::Error::from_raw_os_error(errno);
-                if stage != FileStage::Truncate && subject_of(request, errno) == Subject::Room {
+                if stage != FileStage::Truncate && scope_of(request, errno) == FaultScope::Room {
                     let refused = store.creation_done(self.extent, Err(error()));
                     refused.map_err(Failure::NoRoom)?;
                 }

@@ -18,62 +18,18 @@ use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::errnos::{Failure, Request, is_cancellation};
-use super::failed_syncs::SyncsUnderWay;
-use super::health::Direction;
+use super::ReactorGroup;
+use super::group_commit::{GroupCommit, Phase};
+use super::io_error_policy::Direction;
+use super::io_error_policy::{Failure, Request, is_cancellation};
 use super::operation::{Active, Operation, Stage};
-use super::operations::Operations;
-use crate::block::Extent;
-use crate::config::Layout;
+use super::state::Reactor;
 use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
 use crate::sync::atomic::Ordering;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
-
-/// Files that SETs of one reactor keep open until they are durable: enough to share a sync, and far from what a process may
-/// have.
-const MOST_OPEN_FILES: usize = 256;
-
-#[derive(Default)]
-pub(super) struct GroupCommit {
-    /// SETs whose data is written.
-    pub(super) waiting: Vec<usize>,
-    pub(super) members: Vec<usize>,
-    phase: Phase,
-    /// Syncs in flight.
-    outstanding: usize,
-    error: Option<i32>,
-    /// Syncs of others that have to come back before the phase is over.
-    awaited: Option<SyncsUnderWay>,
-    /// Changes of records that have to be made before its sync of the index begins.
-    pub(super) awaited_records: Option<u64>,
-    /// Extents whose records were cleared before the sync of the index began, and the failed syncs at that time.
-    withdrawn: Vec<Extent>,
-    failed_syncs: u64,
-    /// A SET has found no room: a sync of the index alone is to free extents of SETs that failed.
-    pub(super) is_to_free: bool,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Phase {
-    /// There is no group.
-    #[default]
-    Idle,
-    Data,
-    Index,
-    /// The clearing of the records that they replace.
-    Replaced,
-}
-
-impl GroupCommit {
-    /// Whether SETs that wait for durability have so many files open, in layout `files`, that no further one should.
-    pub(super) fn has_too_many_files(&self, layout: Layout) -> bool {
-        layout == Layout::Files && self.waiting.len() + self.members.len() >= MOST_OPEN_FILES
-    }
-}
 
 /// `is_lasting`: the file stays open as long as the store; else until its SET is answered.
 fn sync_of(action: Action, file: RawFd, is_lasting: bool) -> Transfer {
@@ -82,7 +38,7 @@ fn sync_of(action: Action, file: RawFd, is_lasting: bool) -> Transfer {
 
 impl Active {
     /// The syncs of what it has written to.
-    fn data_syncs(&self, shared: &Shared) -> Vec<Transfer> {
+    fn data_syncs(&self, group: &ReactorGroup) -> Vec<Transfer> {
         if let Some(file) = &self.chunk_file {
             // Its name too: without it a sync of the file is worth nothing after power loss.
             return vec![
@@ -90,7 +46,7 @@ impl Active {
                 sync_of(Action::SyncDirectory, file.directory.file.as_raw_fd(), true),
             ];
         }
-        match self.operation.extent().map(|extent| shared.cache.store.locate(extent)) {
+        match self.operation.extent().map(|extent| group.cache.store.locate(extent)) {
             Some(Location::Shared { file, .. }) => vec![sync_of(Action::Sync, file, true)],
             Some(Location::Own { .. }) | None => Vec::new(),
         }
@@ -119,11 +75,11 @@ impl Active {
     }
 }
 
-impl Operations {
+impl Reactor {
     /// Whether records, or syncs of other reactors, that the group waits for are done.
     pub(super) fn group_can_go_on(&self) -> bool {
-        let have_ended = |awaited| self.shared.have_ended(self.number, awaited);
-        self.commit.awaited_records.is_some_and(|ticket| self.shared.cache.is_recorded(ticket))
+        let have_ended = |awaited| self.group.have_ended(self.number, awaited);
+        self.commit.awaited_records.is_some_and(|ticket| self.group.cache.is_recorded(ticket))
             || self.commit.awaited.as_ref().is_some_and(have_ended)
     }
 
@@ -147,7 +103,7 @@ impl Operations {
         let mut seen = HashSet::new();
         let syncs: Vec<Transfer> = members
             .iter()
-            .flat_map(|id| self.active[*id].data_syncs(&self.shared))
+            .flat_map(|id| self.active[*id].data_syncs(&self.group))
             .filter(|sync| seen.insert(sync.file))
             .collect();
         (self.commit.members, self.commit.phase) = (members, Phase::Data);
@@ -157,7 +113,7 @@ impl Operations {
     /// Begins a group without members if extents are to be freed. With all of the store held by SETs that failed, none has members
     /// any more. Once for each SET that finds no room, as a device may fail every sync.
     fn free_withdrawn(&mut self) -> Result<(), EngineError> {
-        if !mem::take(&mut self.commit.is_to_free) || !self.shared.cache.has_withdrawn() {
+        if !mem::take(&mut self.commit.is_to_free) || !self.group.cache.has_withdrawn() {
             return Ok(());
         }
         self.begin_phase(Phase::Index)
@@ -166,14 +122,14 @@ impl Operations {
     /// Those for which no sync of the store has failed since their writes began, and the others.
     fn split_by_failed_syncs(&self, members: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
         let has_none_failed =
-            |id: &usize| self.active[*id].failed_syncs == Some(self.shared.failed_syncs());
+            |id: &usize| self.active[*id].failed_syncs == Some(self.group.failed_syncs());
         members.into_iter().partition(has_none_failed)
     }
 
     fn submit_syncs(&mut self, syncs: &[Transfer]) -> Result<(), EngineError> {
         let mut outcome = Ok(());
         // All at once: who awaits the first of them is not to take the end of another one for its end.
-        let begun = &self.shared.lanes[self.number].syncs_begun;
+        let begun = &self.group.lanes[self.number].syncs_begun;
         begun.fetch_add(syncs.len() as u64, Ordering::SeqCst);
         for sync in syncs {
             // A stopping engine takes none of those behind the one that it refused.
@@ -181,15 +137,15 @@ impl Operations {
                 outcome = self.device.requests.request(*sync, None);
             }
             if outcome.is_err() {
-                self.shared.note_sync_ended(self.number, 0, false);
+                self.group.note_sync_ended(self.number, 0, false);
                 self.commit.error = Some(libc::EIO);
                 continue;
             }
-            self.shared.cache.counters.syncs.add(1);
+            self.group.cache.counters.syncs.add(1);
             self.commit.outstanding += 1;
         }
         if self.commit.outstanding == 0 {
-            self.end_group();
+            self.finish_group();
         }
         outcome
     }
@@ -203,18 +159,18 @@ impl Operations {
         let errno = if is_cancelled { 0 } else { result.min(0).abs() };
         let is_first_error = errno != 0 && self.commit.error.is_none();
         if errno != 0 {
-            self.shared.health.note_failure(Request::Sync, errno, Instant::now());
+            self.group.health.note_failure(Request::Sync, errno, Instant::now());
             self.commit.error.get_or_insert(errno);
         } else if !is_cancelled {
-            self.shared.health.note_success(Direction::Sync);
+            self.group.health.note_success(Direction::Sync);
         }
-        self.shared.note_sync_ended(self.number, errno, is_first_error);
+        self.group.note_sync_ended(self.number, errno, is_first_error);
         if self.commit.outstanding > 0 {
             return Ok(());
         }
         if stopped || self.commit.error.is_some() {
             // When stopped, `drop_queued` has ended the members.
-            self.end_group();
+            self.finish_group();
             return Ok(());
         }
         self.finish_phase()
@@ -223,16 +179,16 @@ impl Operations {
     /// All syncs of the group's phase have succeeded: it goes on to the next one, unless it has to wait for those of other
     /// reactors first.
     fn finish_phase(&mut self) -> Result<(), EngineError> {
-        let (number, group) = (self.number, &mut self.commit);
-        let awaited = group.awaited.get_or_insert_with(|| self.shared.syncs_under_way(number));
-        if !self.shared.have_ended(number, awaited) {
+        let (number, commit) = (self.number, &mut self.commit);
+        let awaited = commit.awaited.get_or_insert_with(|| self.group.syncs_under_way(number));
+        if !self.group.have_ended(number, awaited) {
             return Ok(());
         }
-        group.awaited = None;
-        let withdrawn = mem::take(&mut group.withdrawn);
-        let is_synced = group.failed_syncs == self.shared.failed_syncs();
-        self.shared.cache.end_withdrawn(withdrawn, is_synced);
-        let all = mem::take(&mut group.members);
+        commit.awaited = None;
+        let withdrawn = mem::take(&mut commit.withdrawn);
+        let is_synced = commit.failed_syncs == self.group.failed_syncs();
+        self.group.cache.end_withdrawn(withdrawn, is_synced);
+        let all = mem::take(&mut commit.members);
         let (members, touched) = self.split_by_failed_syncs(all);
         let next = match self.commit.phase {
             Phase::Data => {
@@ -255,7 +211,7 @@ impl Operations {
         match next {
             Some(next) if !self.commit.members.is_empty() => self.begin_phase(next),
             _ => {
-                self.end_group();
+                self.finish_group();
                 Ok(())
             }
         }
@@ -263,18 +219,18 @@ impl Operations {
 
     /// Begins a phase that syncs the index.
     fn begin_phase(&mut self, phase: Phase) -> Result<(), EngineError> {
-        let group = &mut self.commit;
-        group.phase = phase;
-        group.failed_syncs = self.shared.failed_syncs();
+        let commit = &mut self.commit;
+        commit.phase = phase;
+        commit.failed_syncs = self.group.failed_syncs();
         // Their records were cleared, in memory: before the ticket.
-        group.withdrawn = self.shared.cache.take_withdrawn();
-        group.awaited_records = Some(self.shared.cache.index.queued_changes());
+        commit.withdrawn = self.group.cache.take_withdrawn();
+        commit.awaited_records = Some(self.group.cache.index.queued_changes());
         self.sync_index()
     }
 
     /// Once the records are written that the group's sync of the index is for, begins it.
     fn sync_index(&mut self) -> Result<(), EngineError> {
-        let cache = &self.shared.cache;
+        let cache = &self.group.cache;
         if !self.commit.awaited_records.is_some_and(|ticket| cache.is_recorded(ticket)) {
             return Ok(());
         }
@@ -288,19 +244,19 @@ impl Operations {
         if self.commit.awaited_records.is_some() {
             let members = mem::take(&mut self.commit.members);
             self.fail_members(members, failure);
-            self.end_group();
+            self.finish_group();
         }
     }
 
-    fn end_group(&mut self) {
+    fn finish_group(&mut self) {
         let waiting = mem::take(&mut self.commit.waiting);
         let is_to_free = self.commit.is_to_free;
         let next = GroupCommit { waiting, is_to_free, ..GroupCommit::default() };
         let GroupCommit { members, error, withdrawn, .. } = mem::replace(&mut self.commit, next);
-        self.shared.cache.end_withdrawn(withdrawn, false);
+        self.group.cache.end_withdrawn(withdrawn, false);
         match error {
             Some(errno) => {
-                self.shared.cache.counters.sync_errors.add(1);
+                self.group.cache.counters.sync_errors.add(1);
                 self.fail_members(members, || Failure::Sync(errno));
             }
             None => members.into_iter().for_each(|id| self.answer(id)),
@@ -309,13 +265,13 @@ impl Operations {
 
     /// A sync has failed since their writes began.
     fn fail_touched(&mut self, members: Vec<usize>) {
-        let errno = self.shared.sync_errno();
+        let errno = self.group.sync_errno();
         self.fail_members(members, || Failure::Sync(errno));
     }
 
     fn fail_members(&mut self, members: Vec<usize>, failure: impl Fn() -> Failure) {
         if !members.is_empty() {
-            let (cache, count) = (&self.shared.cache, members.len());
+            let (cache, count) = (&self.group.cache, members.len());
             let path = cache.config.path();
             let chunks = || format!("{count} chunks in {}", path.display());
             let line = || format!("{}; they are not stored", failure().text(chunks));
@@ -338,29 +294,10 @@ impl Operations {
 
     /// What these have written may be lost, and they have no record yet: they are written once more.
     fn write_members_again(&mut self, members: Vec<usize>) {
-        let most_retries = self.shared.cache.config.tuning.persistent_max_retries;
+        let most_retries = self.group.cache.config.tuning.persistent_max_retries;
         let may_retry = |id: &usize| self.active[*id].retries < most_retries;
         let (again, exhausted) = members.into_iter().partition::<Vec<_>, _>(may_retry);
         again.into_iter().for_each(|id| self.write_again(id, Duration::ZERO));
         self.fail_touched(exhausted);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chunks_in_files_of_their_own_keep_so_many_open() {
-        let has_too_many = |waiting, members, layout| {
-            let (waiting, members) = (vec![0; waiting], vec![0; members]);
-            let group = GroupCommit { waiting, members, ..GroupCommit::default() };
-            group.has_too_many_files(layout)
-        };
-        for (waiting, members) in [(MOST_OPEN_FILES, 0), (0, MOST_OPEN_FILES), (100, 156)] {
-            assert!(has_too_many(waiting, members, Layout::Files));
-            assert!(!has_too_many(waiting, members, Layout::Extents));
-        }
-        assert!(!has_too_many(100, 155, Layout::Files));
     }
 }

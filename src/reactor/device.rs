@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::errnos::{Attempt, Failure, Request, merits_retry};
-use super::health::Direction;
+use super::ReactorGroup;
+use super::io_error_policy::Direction;
+use super::io_error_policy::{Attempt, Failure, Request, merits_retry};
 use super::piece::{Piece, PieceProgress, PieceState};
 use crate::buffer::BouncePool;
 use crate::engine::{Engine, EngineError, Requests};
@@ -44,7 +44,7 @@ pub(super) struct Checksummed {
 }
 
 pub(super) struct Device {
-    shared: Arc<Shared>,
+    group: Arc<ReactorGroup>,
     pub(super) requests: Requests<PieceState>,
     pub(super) pool: BouncePool,
     isolated: [IsolatedRetries; DIRECTIONS.len()],
@@ -62,13 +62,13 @@ pub(super) struct Device {
 impl Device {
     /// A device that takes this many transfers at a time, as the scheduler must make sure.
     pub(super) fn new(
-        shared: Arc<Shared>,
+        group: Arc<ReactorGroup>,
         engine: Box<dyn Engine>,
         most_transfers: usize,
         most_moved_bytes: u64,
     ) -> Self {
         Self {
-            shared,
+            group,
             requests: Requests::new(engine, most_transfers),
             pool: BouncePool::default(),
             isolated: Default::default(),
@@ -87,7 +87,7 @@ impl Device {
     }
 
     fn submit(&mut self, token: usize) -> Result<(), EngineError> {
-        self.shared.cache.counters.transfers.add(1);
+        self.group.cache.counters.transfers.add(1);
         let place = self.requests.about_mut(token).attempt();
         let submitted = self.requests.start(token, place);
         submitted.inspect_err(|_| self.fail(token, Failure::Closed))
@@ -114,9 +114,9 @@ impl Device {
         match piece.advance(result) {
             PieceProgress::Done => {
                 let direction = piece.target.request.direction();
-                if self.shared.health.note_success(direction) && direction == Direction::Write {
+                if self.group.health.note_success(direction) && direction == Direction::Write {
                     // The device had failed, and not the extents.
-                    self.shared.cache.store.retry_bad_extents();
+                    self.group.cache.store.retry_bad_extents();
                 }
                 let piece = self.requests.remove(token);
                 self.moved_bytes += piece.grant.length_bytes;
@@ -126,7 +126,7 @@ impl Device {
             // Also a failure: it may only be that it was cancelled, which says nothing about the chunk.
             _ if self.is_stopping => self.fail(token, Failure::Closed),
             PieceProgress::Again => {
-                self.shared.cache.counters.transfers_resumed.add(1);
+                self.group.cache.counters.transfers_resumed.add(1);
                 self.submit(token)?;
             }
             PieceProgress::Failed(errno) => {
@@ -144,7 +144,7 @@ impl Device {
         now: Instant,
     ) {
         let direction = self.request_of(token).direction();
-        let successes = self.shared.health.successes(direction);
+        let successes = self.group.health.successes(direction);
         let attempt = match isolated {
             None if is_wanted && self.merits_retry(token, errno) => {
                 let failed = FailedOnce { token, errno, since: now, successes };
@@ -154,7 +154,7 @@ impl Device {
             Some(before) if successes > before => Attempt::AmongSuccesses,
             Some(_) => Attempt::Alone,
         };
-        self.end_failed(token, errno, attempt, now);
+        self.fail_for_good(token, errno, attempt, now);
     }
 
     fn request_of(&self, token: usize) -> Request {
@@ -163,13 +163,13 @@ impl Device {
 
     fn merits_retry(&self, token: usize, errno: i32) -> bool {
         let request = self.request_of(token);
-        merits_retry(request, errno, self.shared.health.state(request.direction()))
+        merits_retry(request, errno, self.group.health.state(request.direction()))
     }
 
-    fn end_failed(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
+    fn fail_for_good(&mut self, token: usize, errno: i32, attempt: Attempt, now: Instant) {
         let request = self.request_of(token);
-        let store = (&self.shared.health, self.shared.cache.config.path());
-        self.fail(token, Failure::of(request, errno, attempt, store, now));
+        let path = self.group.cache.config.path();
+        self.fail(token, self.group.health.judge(request, errno, attempt, path, now));
     }
 
     /// Gives the kernel the next isolated retries, one in each direction. Those fail without one whose operations are not wanted
@@ -190,10 +190,10 @@ impl Device {
                     || self.failed.iter().any(|(grant, _)| grant.id == id)
                     || !self.merits_retry(token, errno)
                 {
-                    self.end_failed(token, errno, Attempt::First, now);
+                    self.fail_for_good(token, errno, Attempt::First, now);
                     continue;
                 }
-                self.shared.cache.counters.transfers_resumed.add(1);
+                self.group.cache.counters.transfers_resumed.add(1);
                 self.submit(token)?;
                 self.isolated[direction as usize].in_flight = Some(next);
             }

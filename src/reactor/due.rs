@@ -4,17 +4,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::errnos::Failure;
+use super::io_error_policy::Failure;
 use super::limits::MOST_IN_A_TURN;
-use super::operations::Operations;
 use super::responsiveness::SILENCE;
+use super::state::Reactor;
 use crate::key::Digest;
 use crate::schedule::Class;
 
 /// A reactor that looks so much later than it meant to was not running.
 const LATENESS: Duration = Duration::from_secs(1);
 
-impl Operations {
+impl Reactor {
     /// When to look again although nothing has come: a failed write is to be tried again, a SET that waits for loads, however
     /// long these take, is due, or a chunk in doubt is to be read again. `now` is when the last pieces were started: what was
     /// due then waits for others to end.
@@ -61,7 +61,7 @@ impl Operations {
     /// When the next load is late.
     fn next_late(&mut self) -> Option<Instant> {
         let deadline = self.load_deadline?;
-        let oldest = [self.scheduler.oldest_unstarted_load(), self.shared.pending.oldest_load()];
+        let oldest = [self.scheduler.oldest_unstarted_load(), self.group.pending.oldest_load()];
         let queued = oldest.into_iter().flatten().map(|since| since + deadline);
         queued.chain(self.late_awaited.front().map(|(late, _)| *late)).min()
     }
@@ -69,23 +69,23 @@ impl Operations {
     /// Answers the loads that are late, as many as one turn may: those in the queue, which the others there do not wait for any
     /// more, and those that wait for a SET of their key.
     pub(super) fn answer_late_loads(&mut self, now: Instant) {
-        let is_silent = self.shared.responsiveness.misses_loads();
+        let is_silent = self.group.responsiveness.misses_loads();
         let deadline = if is_silent { Some(Duration::ZERO) } else { self.load_deadline };
         let latest = deadline.and_then(|deadline| now.checked_sub(deadline));
-        let pending = latest.map(|at| self.shared.pending.take_late_loads(at)).unwrap_or_default();
+        let pending = latest.map(|at| self.group.pending.take_late_loads(at)).unwrap_or_default();
         let were_pending = !pending.is_empty();
         pending.into_iter().for_each(|load| self.accept(load));
         self.late.extend(latest.into_iter().flat_map(|at| self.scheduler.take_late_loads(at)));
         let most = self.late.len().min(MOST_IN_A_TURN);
         for id in self.late.drain(..most).collect::<Vec<_>>() {
-            self.shared.cache.counters.get_late.add(1);
+            self.group.cache.counters.get_late.add(1);
             self.active[id].failure = Some(Failure::Late);
             self.answer(id);
         }
         if were_pending {
             // There may be more; and SETs of other reactors may have waited for these.
             self.has_changed = true;
-            self.shared.wake_waiting_sets();
+            self.group.wake_waiting_sets();
         }
         let mut answered = 0;
         while let (Some((late, digest)), Some(latest)) =
@@ -100,7 +100,7 @@ impl Operations {
 
     /// Answers the loads that came by `latest` and wait for the SET of this key. Returns how many.
     fn miss_awaiting(&self, digest: Digest, latest: Instant) -> usize {
-        let cache = &self.shared.cache;
+        let cache = &self.group.cache;
         let late = cache.index.take_late_gets(digest, |get| get.submitted <= latest);
         let count = late.len();
         cache.counters.get_late.add(count as u64);
@@ -120,24 +120,24 @@ impl Operations {
             // This process was stopped (SIGSTOP, a frozen container), and what came back meanwhile is not looked at yet.
             return;
         }
-        let shared = Arc::clone(&self.shared);
+        let group = Arc::clone(&self.group);
         for (is_write, what) in [(false, "reads"), (true, "writes")] {
             let Some(oldest) = self.device.requests.oldest(is_write) else { continue };
-            match shared.responsiveness.look(is_write, oldest, now) {
+            match group.responsiveness.look(is_write, oldest, now) {
                 Ok(due) => self.silence_due = self.silence_due.min(due),
                 Err(age) => {
                     self.has_changed = true;
                     log::error!(
                         "{}: the drive answers nothing: the oldest of its {what} is under way for {} s; until it answers, \
                          nothing is stored{}; look at the kernel's log for the device",
-                        shared.cache.config.path().display(),
+                        group.cache.config.path().display(),
                         age.as_secs(),
                         if is_write { "" } else { ", and loads miss" }
                     );
                 }
             }
         }
-        if shared.responsiveness.are_writes_silent() {
+        if group.responsiveness.are_writes_silent() {
             let awaited = self.active.iter().filter(|(_, active)| active.is_awaited);
             let digests = awaited.filter_map(|(_, active)| active.operation.set_digest());
             digests.for_each(|digest| {

@@ -8,8 +8,8 @@
 use std::io;
 use std::time::Instant;
 
-use super::Shared;
-use super::health::Direction;
+use super::ReactorGroup;
+use super::io_error_policy::Direction;
 use crate::config::Durability;
 use crate::engine::SyncListener;
 use crate::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-impl SyncListener for Shared {
+impl SyncListener for ReactorGroup {
     fn note_begun(&self) -> u64 {
         let mut syncs = self.thread_syncs.lock();
         let number = syncs.begun;
@@ -45,7 +45,7 @@ impl SyncListener for Shared {
     }
 }
 
-impl Shared {
+impl ReactorGroup {
     pub(super) fn failed_syncs(&self) -> u64 {
         self.failed_syncs.load(Ordering::SeqCst)
     }
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     /// What all but reactor `number` have in flight. `number` is woken whenever some of it comes back, until
-    /// [`Shared::have_ended`].
+    /// [`ReactorGroup::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].awaits_syncs.store(true, Ordering::SeqCst);
         let begun = |(other, lane): (usize, &super::lanes::Lane)| match other == number {

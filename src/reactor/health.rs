@@ -1,12 +1,15 @@
 //! Whether the device below a store still works, judged by the errors of its transfers.
 
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::mpsc::Sender;
 
-use super::errnos::{Request, Subject, error_of, subject_of};
+use super::io_error_policy::{
+    Attempt, DeviceState, Direction, Failure, FaultScope, Request, error_of, scope_of,
+};
 
 /// Errors of the device in a row, with no success in that direction in between, and the time they go on for, from which on it
 /// counts as failed. Some bad sectors do not reach it: what fails a second time fails its operation only.
@@ -21,33 +24,6 @@ const LONGEST_FALTERING: Duration = Duration::from_secs(10);
 
 /// Tells of a store, by its number, that has failed.
 pub(crate) type Alarm = Sender<usize>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Read,
-    Write,
-    Sync,
-}
-
-impl Direction {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Read => "reads",
-            Self::Write => "writes",
-            Self::Sync => "syncs",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum DeviceState {
-    /// A failure may be the fault of one extent.
-    #[default]
-    Works,
-    /// So much fails that a failure says nothing of one extent.
-    Falters,
-    Fails,
-}
 
 #[derive(Default)]
 struct DirectionHealth {
@@ -175,21 +151,35 @@ impl Health {
         }
     }
 
-    /// The same of a flush in the background: however many fail, what is stored can be loaded.
+    /// Notes the failure of a transfer in the store at `path` that is not tried again. Returns what it means for its operation.
+    pub(super) fn judge(
+        &self,
+        request: Request,
+        errno: i32,
+        attempt: Attempt,
+        path: &Path,
+        now: Instant,
+    ) -> Failure {
+        let state = self.state(request.direction());
+        self.note_failure(request, errno, now);
+        Failure::of(request, errno, attempt, state, path)
+    }
+
+    /// The same as [`Self::note_failure`] of a flush in the background: however many fail, what is stored can be loaded.
     pub(super) fn note_failed_flush(&self, errno: i32, now: Instant) {
         self.count_failure(Request::Sync, errno, now);
     }
 
     /// Says in what words the device has failed by too many failures, if it has.
     fn count_failure(&self, request: Request, errno: i32, now: Instant) -> Option<String> {
-        let (subject, direction) = (subject_of(request, errno), request.direction());
+        let (subject, direction) = (scope_of(request, errno), request.direction());
         let text = format!("{}: {}", direction.name(), error_of(errno));
         *self.last_error.lock() = Some(LastError { text, at: SystemTime::now() });
-        if matches!(subject, Subject::ChunkFile | Subject::Room | Subject::Process) {
+        if matches!(subject, FaultScope::ChunkFile | FaultScope::Room | FaultScope::Process) {
             return None;
         }
         let failed = self.directions[direction as usize].fail(direction, now);
-        if subject == Subject::Gone {
+        if subject == FaultScope::Gone {
             self.fail(|| format!("it is gone: {}", error_of(errno)));
         }
         failed

@@ -1,5 +1,5 @@
-//! The reactor: a thread that owns an engine and takes operations through their stages. docs/architecture.md has the life of a SET and a
-//! GET.
+//! Threads that move bytes: each owns an engine and takes operations through their states (see `outcome`). docs/architecture.md has the
+//! life of a SET and a GET.
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
@@ -7,191 +7,35 @@ mod chunk_file;
 mod commit;
 mod device;
 mod due;
-mod errnos;
 mod failed_syncs;
 mod get;
+mod group;
+mod group_commit;
 mod health;
+mod intake;
+mod io_error_policy;
 mod lanes;
 mod latency;
 mod limits;
 mod operation;
-mod operations;
+mod outcome;
 mod pending;
 mod piece;
 mod responsiveness;
 mod room_queue;
 mod set;
-mod shared;
+mod start;
+mod state;
 mod threads;
 mod transfers;
+mod turn;
 mod verify;
 mod waiting_answers;
 
-use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-pub(crate) use errnos::{is_gone, is_of_path};
+pub(crate) use group::ReactorGroup;
 pub(crate) use health::Alarm;
+pub(crate) use io_error_policy::{is_gone, is_of_path};
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
-pub(crate) use shared::Shared;
 pub(crate) use threads::{MakeEngine, REACTORS_ABOVE_THREADS, ReactorEnd, Reactors};
 pub(crate) use waiting_answers::Answer;
-
-use crate::engine::EngineError;
-use crate::sync::atomic::Ordering;
-use crate::time::Patience;
-use limits::CHECKSUM_TURN_BYTES;
-use operations::Operations;
-
-/// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// From so many bytes to be summed up on, what comes back is followed by the next transfers first: fewer cost less time than
-/// asking the kernel once more.
-const FEED_FIRST_BYTES: u64 = 256 << 10;
-
-/// Changes of records wait for the reactor to sleep, or for so many turns: waking the thread that makes them costs more than they do.
-const ANNOUNCED_TURNS: u32 = 4;
-
-impl Operations {
-    /// Runs until it is stopped, or dies; answers everything in either case.
-    fn live(mut self) -> ReactorEnd {
-        let shared = Arc::clone(&self.shared);
-        let failure = match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(format!(": {error}")),
-            Err(_) => Some(" after a panic".to_owned()),
-        };
-        if let Some(how) = &failure {
-            let path = shared.cache.config.path().display();
-            log::error!("{path}: the reactor stops{how}; every operation fails from here on");
-            // Before the first operation is answered for it.
-            shared.has_failed.store(true, Ordering::SeqCst);
-        }
-        let is_dropped = catch_unwind(AssertUnwindSafe(|| {
-            self.device.is_stopping = true;
-            self.drop_queued();
-        }));
-        shared.note_settled();
-        let quiet = is_dropped.is_ok()
-            && catch_unwind(AssertUnwindSafe(|| self.quiesce())).unwrap_or(false);
-        if failure.is_some() {
-            shared.health.fail(|| "a thread that moves its bytes has stopped".into());
-            // Without this one the others would leave keys without an answer.
-            shared.stop(Duration::ZERO);
-        }
-        let ending = match (quiet, failure) {
-            (true, None) => ReactorEnd::Orderly,
-            (true, Some(_)) => ReactorEnd::Failed,
-            (false, _) => ReactorEnd::Leaked,
-        };
-        if quiet {
-            debug_assert!(self.active.is_empty(), "an operation has no answer");
-            drop(self);
-        } else {
-            let count = self.device.requests.in_flight();
-            let path = shared.cache.config.path().display();
-            log::error!("{path}: the kernel still holds memory of {count} transfers: it is leaked");
-            self.abandon();
-            mem::forget(self);
-        }
-        shared.note_stopped();
-        ending
-    }
-
-    fn run(&mut self) -> Result<(), EngineError> {
-        let mut has_fed = false;
-        let mut turns_unannounced = 0;
-        loop {
-            self.take_up();
-            let now = Instant::now();
-            self.start_due(now);
-            let deadline = *self.shared.deadline.lock();
-            if deadline.is_none() {
-                self.verify_if_idle(now);
-            }
-            // First, as what it ends may have been waited for.
-            self.start_group()?;
-            self.start_freed()?;
-            self.fail_refused(now);
-            self.answer_late_loads(now);
-            let has_more = self.start_some(now)?;
-            self.start_chunk_files()?;
-            self.shared.completions.announce();
-
-            let idle = self.active.is_empty()
-                && self.shared.pending.is_empty()
-                && !self.shared.has_work(self.number);
-            if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
-                return Ok(());
-            }
-            let until = [deadline, self.next_due(now)].into_iter().flatten().min();
-            let is_asked_again = has_more || self.has_changed || self.device.has_checksums_to_do();
-            let timeout = match is_asked_again {
-                true => Some(Duration::ZERO),
-                false => until.map(|until| until.saturating_duration_since(Instant::now())),
-            };
-            turns_unannounced += 1;
-            if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.shared.cache.index.announce_changes();
-                turns_unannounced = 0;
-            }
-            let came_back = self.reap_or_sleep(timeout, deadline)?;
-            self.finish_reaped()?;
-            if has_more {
-                self.note_processor_bound();
-            }
-            self.look_for_silence(Instant::now());
-            self.start_chunk_files()?;
-            // Every other turn at most, and twice as much is summed up then: what is done must not wait for all that comes.
-            if came_back && !has_fed && self.device.moved_bytes >= FEED_FIRST_BYTES {
-                has_fed = true;
-                continue;
-            }
-            let turns = 1 + u64::from(mem::take(&mut has_fed));
-            self.checksum_moved(turns * CHECKSUM_TURN_BYTES);
-        }
-    }
-
-    /// Says whether something came back.
-    fn reap_or_sleep(
-        &mut self,
-        timeout: Option<Duration>,
-        deadline: Option<Instant>,
-    ) -> Result<bool, EngineError> {
-        let lane = &self.shared.lanes[self.number];
-        lane.waker.prepare_sleep();
-        let work_came = *self.shared.deadline.lock() != deadline
-            || self.shared.has_work(self.number)
-            || self.can_go_on();
-        let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
-        let outcome = self.device.requests.reap(timeout);
-        lane.waker.awake();
-        self.shared.cache.counters.reactor_turns.add(1);
-        outcome
-    }
-
-    /// Waits for what is in the kernel, when what is queued was dropped. Says whether the kernel is done.
-    fn quiesce(&mut self) -> bool {
-        if self.device.requests.in_flight() > 0 {
-            self.device.requests.cancel_all();
-        }
-        let mut patience = Patience::new(CANCEL_TIMEOUT);
-        while self.device.requests.in_flight() > 0 {
-            let Some(step) = patience.step() else { return false };
-            if self.device.requests.reap(Some(step)).is_err() {
-                return false;
-            }
-            // It submits nothing, and so cannot fail.
-            let _ = self.finish_reaped();
-            // What waited behind a SET that ended now will not start any more either.
-            self.drop_queued();
-        }
-        self.shared.completions.announce();
-        self.shared.cache.index.announce_changes();
-        true
-    }
-}

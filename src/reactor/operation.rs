@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::chunk_file::ChunkFile;
-use super::errnos::Failure;
+use super::io_error_policy::Failure;
 use super::latency::Timeline;
 use crate::block::Extent;
 use crate::cache::{

@@ -1,4 +1,4 @@
-//! Operations of a path that no reactor has taken up: loads, and SETs. Whichever reactor has room for one takes it up.
+//! Reactor of a path that no reactor has taken up: loads, and SETs. Whichever reactor has room for one takes it up.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::schedule::{Line, Queue};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// Operations that are queued, or taken out, under one lock: some ten microseconds.
+/// Reactor that are queued, or taken out, under one lock: some ten microseconds.
 const MOST_AT_A_TIME: usize = 256;
 
 /// A reactor takes up so many bytes at once, or one operation: small ones cost less together.

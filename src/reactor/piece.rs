@@ -6,7 +6,7 @@
 
 use std::os::fd::RawFd;
 
-use super::errnos::{Request, is_interruption};
+use super::io_error_policy::{Request, is_interruption};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{BouncePool, CallerBuffer};
 use crate::checksum::ChecksumKind;

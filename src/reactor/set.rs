@@ -2,42 +2,27 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::Shared;
-use super::errnos::{Failure, Fate, Request};
+use super::ReactorGroup;
+use super::io_error_policy::{ErrorAction, Failure, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
-use super::operations::Operations;
+use super::state::Reactor;
 use super::waiting_answers::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
-use crate::config::Durability;
 use crate::error::StoreError;
 use crate::failure::{FailureCode, FailureReason};
 use crate::index::Resumed;
 use crate::schedule::Grant;
 
-/// Extents that a SET tries which finds that they have no blocks, or no space for their file.
-const MOST_EXTENTS: u32 = 4;
-
-/// The same where the files of chunks that went for it cannot be removed: each of them is tried once.
-const MOST_UNREMOVABLE: u32 = 64;
-
 /// Bytes that could be summed up in the time that a SET takes which ends without a write.
 const UNWRITTEN_COSTS_BYTES: u64 = 16 << 10;
 
-/// Pause before the first retry of a failed write; each further one is twice as long.
-const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
-
-fn most_extents(error: &StoreError) -> u32 {
-    if matches!(error, StoreError::Full { .. }) { MOST_UNREMOVABLE } else { MOST_EXTENTS }
-}
-
 impl SetOperation {
-    fn failure_reason(&self, failure: &Failure, shared: &Shared) -> FailureReason {
+    pub(super) fn failure_reason(&self, failure: &Failure, group: &ReactorGroup) -> FailureReason {
         let digest = self.claim.request.digest;
-        if matches!(failure, Failure::Closed) && shared.has_failed() {
+        if matches!(failure, Failure::Closed) && group.has_failed() {
             return FailureReason::new(
                 FailureCode::Unavailable,
                 "the I/O of this path stopped before the chunk was written, and the log says why; close the \
@@ -45,23 +30,23 @@ impl SetOperation {
             );
         }
         let message = failure.text(|| match self.extent() {
-            Some(extent) => format!("a chunk ({})", shared.cache.extent_text(digest, extent)),
+            Some(extent) => format!("a chunk ({})", group.cache.extent_text(digest, extent)),
             None => format!("a chunk (digest {digest})"),
         });
         FailureReason::new(failure.code(), message)
     }
 
     /// Commits or gives everything back, and answers. Returns what waited behind it.
-    fn end(self, checksum: u64, failure: Option<Failure>, shared: &Shared) -> Waiting {
-        let cache = &shared.cache;
-        let reason = failure.as_ref().map(|failure| self.failure_reason(failure, shared));
+    fn finish(self, checksum: u64, failure: Option<Failure>, group: &ReactorGroup) -> Waiting {
+        let cache = &group.cache;
+        let reason = failure.as_ref().map(|failure| self.failure_reason(failure, group));
         let Self { claim, stage } = self;
         let (request, length_bytes) = (&claim.request, claim.length_bytes());
         let committed = match (stage, &failure) {
             (Stage::Superseding(write), _) => Some(write.commit()),
             (Stage::Recorded(write), None) => Some(write.commit()),
             (Stage::Writing(write), None) => Some(write.commit(request, checksum)),
-            (Stage::Writing(write), Some(Failure::Transfer(_, Fate::Doubt))) => {
+            (Stage::Writing(write), Some(Failure::Transfer(_, ErrorAction::Doubt))) => {
                 write.abort_unwritable();
                 None
             }
@@ -75,7 +60,7 @@ impl SetOperation {
         let (item, share) = (claim.request.item, claim.request.share);
         let Some((failure, reason)) = failure.zip(reason) else {
             // Also if nothing was written: it may have found what is not in the file yet.
-            shared.answer_when_written(Answer::Stored { item, share, generation });
+            group.answer_when_written(Answer::Stored { item, share, generation });
             return waiting;
         };
         // Before the answer: the caller may submit more then.
@@ -95,7 +80,7 @@ impl SetOperation {
     }
 }
 
-impl Operations {
+impl Reactor {
     /// A SET that has no extent was granted its first piece. Says whether it has one now and is to be written; if not, it is
     /// back in the queue, or ended.
     pub(super) fn begin_set(&mut self, grant: Grant, now: Instant) -> bool {
@@ -107,7 +92,7 @@ impl Operations {
         if !matches!(set.stage, Stage::Claimed) {
             return true;
         }
-        let cache = &self.shared.cache;
+        let cache = &self.group.cache;
         let missed = cache.presence.reason().map(|reason| {
             format!(
                 "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
@@ -115,7 +100,7 @@ impl Operations {
         });
         if let Some(message) = missed.or_else(|| cache.refusal().map(|reason| reason.to_string())) {
             let reason = FailureReason::new(FailureCode::Unavailable, message);
-            self.end_unwritten(grant, Some(Failure::Other(reason)));
+            self.finish_unwritten(grant, Some(Failure::Other(reason)));
             return false;
         }
         let before = set.claim.compared_bytes;
@@ -123,7 +108,7 @@ impl Operations {
             None => self.room_queue.ahead_of(set.claim.request.namespace),
             Some(_) => None,
         };
-        let begun = set.claim.begin(&self.shared.cache, limit_bytes, now, behind);
+        let begun = set.claim.begin(&self.group.cache, limit_bytes, now, behind);
         self.processed_bytes += (set.claim.compared_bytes - before) as u64;
         match begun {
             Begun::Write(write) => {
@@ -147,15 +132,15 @@ impl Operations {
                 self.scheduler.hold_sets(true);
                 self.awaits_growth = true;
             }
-            Begun::Unwritten => self.end_unwritten(grant, None),
+            Begun::Unwritten => self.finish_unwritten(grant, None),
             Begun::Refused(error) => {
                 self.commit.is_to_free = true;
                 if let StoreError::Grow { source, .. } = &error {
                     // One without an errno is an error of the device too.
                     let errno = source.raw_os_error().unwrap_or(libc::EIO);
-                    self.shared.health.note_failure(Request::Grow, errno, Instant::now());
+                    self.group.health.note_failure(Request::Grow, errno, Instant::now());
                 }
-                self.end_unwritten(grant, Some(Failure::NoRoom(error)));
+                self.finish_unwritten(grant, Some(Failure::NoRoom(error)));
             }
         }
         false
@@ -176,76 +161,31 @@ impl Operations {
         active.ticket = self.scheduler.take_back(grant, active.waiting_bytes, since);
     }
 
-    fn end_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
+    fn finish_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {
         self.processed_bytes += UNWRITTEN_COSTS_BYTES;
         self.release_next(grant.id);
         self.scheduler.finish(grant);
         self.cancel_rest(grant.id);
         self.active[grant.id].failure = failure;
-        self.end(grant.id);
-    }
-
-    /// An operation is through with its transfers. It is answered; or a SET is written again, or waits for its group.
-    pub(super) fn end(&mut self, id: usize) {
-        let cache = &self.shared.cache;
-        let is_persistent = cache.config.durability == Durability::Persistent;
-        let most_retries = cache.config.tuning.persistent_max_retries;
-        let active = &mut self.active[id];
-        let retries = active.retries;
-        let Operation::Set(set) = &mut active.operation else { return self.answer(id) };
-        match &active.failure {
-            // Its extent has no blocks, or its file no space. Another extent may, or a file in the place of one that goes.
-            Some(Failure::NoRoom(error))
-                if retries < most_extents(error) && !matches!(set.stage, Stage::Claimed) =>
-            {
-                active.release_extent();
-                cache.store.note_no_blocks();
-                self.awaits_growth |= cache.order_growth(0);
-                self.write_again(id, Duration::ZERO);
-            }
-            _ if !is_persistent || matches!(set.stage, Stage::Claimed) => self.answer(id),
-            None => self.commit.waiting.push(id),
-            Some(failure @ Failure::Transfer(..)) if retries < most_retries => {
-                let pause = (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retries.min(16)))
-                    .min(LONGEST_RETRY_PAUSE);
-                let text = || set.failure_reason(failure, &self.shared).message;
-                let line = || format!("{}; trying again in {pause:?}", text());
-                cache.log_limits.retries.log(cache.config.path(), 1, line);
-                self.write_again(id, pause);
-            }
-            Some(Failure::Transfer(..)) if retries > 0 => {
-                cache.counters.write_retries_exhausted.add(1);
-                self.answer(id);
-            }
-            _ => self.answer(id),
-        }
-    }
-
-    pub(super) fn write_again(&mut self, id: usize, pause: Duration) {
-        self.shared.cache.counters.write_retries.add(1);
-        let active = &mut self.active[id];
-        active.retries += 1;
-        active.failed_syncs = None;
-        active.failure = None;
-        active.checksum = 0;
-        active.waiting_bytes = active.operation.bytes();
-        if let Some(file) = &mut active.chunk_file {
-            file.begin_again();
-        }
-        self.retries.push((Instant::now() + pause, id));
+        self.advance(grant.id);
     }
 
     /// Ends a SET, and goes on with what waited behind it.
-    pub(super) fn end_set(&mut self, set: SetOperation, checksum: u64, failure: Option<Failure>) {
+    pub(super) fn answer_set(
+        &mut self,
+        set: SetOperation,
+        checksum: u64,
+        failure: Option<Failure>,
+    ) {
         let (digest, length_bytes) = (set.claim.request.digest, set.claim.length_bytes());
         // Now: the memory is the caller's again with the answer.
         let shared_failure = failure
             .as_ref()
             // What close() drops is dropped, and counted, one by one.
             .filter(|failure| !matches!(failure, Failure::Closed))
-            .filter(|_| self.shared.cache.index.has_waiting_set(digest))
-            .map(|failure| (set.failure_reason(failure, &self.shared), set.claim.checksum()));
-        let waiting = VecDeque::from(set.end(checksum, failure, &self.shared));
+            .filter(|_| self.group.cache.index.has_waiting_set(digest))
+            .map(|failure| (set.failure_reason(failure, &self.group), set.claim.checksum()));
+        let waiting = VecDeque::from(set.finish(checksum, failure, &self.group));
         self.go_on_behind(WaitingBehind { waiting, shared_failure, length_bytes });
     }
 
@@ -271,7 +211,7 @@ impl Operations {
                 }
                 Resumed::Hit(request, read) => self.accept(Operation::Get(request, read)),
                 Resumed::Miss(request) => {
-                    self.shared.cache.counters.get_misses.add(1);
+                    self.group.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
                 Resumed::Start(request) => {
@@ -283,7 +223,7 @@ impl Operations {
                         {
                             let failure = Some(Failure::Other(reason.clone()));
                             let set = SetOperation { claim, stage: Stage::Claimed };
-                            behind.waiting.extend(set.end(0, failure, &self.shared));
+                            behind.waiting.extend(set.finish(0, failure, &self.group));
                             self.processed_bytes += UNWRITTEN_COSTS_BYTES + length_bytes;
                         }
                         _ => self.accept(Operation::set(claim)),
@@ -292,25 +232,23 @@ impl Operations {
             }
         }
     }
-}
 
-impl Operations {
     pub(super) fn await_room(&mut self, id: usize, room: RoomOf, changes: u64) {
         let was_first = self.active[id].looks_again_for.take() == Some(room);
         self.room_queue.push(id, room, changes, was_first);
-        self.shared.cache.writes.add_waiting(1);
+        self.group.cache.writes.add_waiting(1);
     }
 
     /// Whether room may have come for those that wait. To be asked again before sleeping.
     pub(super) fn room_may_have_come(&self) -> bool {
         !self.room_queue.is_empty()
-            && self.shared.cache.writes.changes() != self.room_queue.seen_changes
+            && self.group.cache.writes.changes() != self.room_queue.seen_changes
     }
 
     /// If room may have come, the first one of each queue looks again, before other SETs.
     pub(super) fn look_for_room_again(&mut self) {
         if self.room_may_have_come() {
-            self.room_queue.seen_changes = self.shared.cache.writes.changes();
+            self.room_queue.seen_changes = self.group.cache.writes.changes();
             let rooms: Vec<RoomOf> = self.room_queue.queues.iter().map(|(of, _)| *of).collect();
             rooms.into_iter().for_each(|room| self.release_first(room));
         }
@@ -325,7 +263,7 @@ impl Operations {
 
     fn release_first(&mut self, room: RoomOf) {
         let Some(id) = self.room_queue.of(room).and_then(VecDeque::pop_front) else { return };
-        self.shared.cache.writes.remove_waiting(1);
+        self.group.cache.writes.remove_waiting(1);
         let active = &mut self.active[id];
         active.looks_again_for = Some(room);
         let (bytes, since) = (active.waiting_bytes, active.timeline.submitted);
@@ -335,6 +273,6 @@ impl Operations {
     /// None of them waits any more.
     pub(super) fn clear_room_queue(&mut self) {
         let count = self.room_queue.queues.drain(..).map(|(_, queue)| queue.len()).sum();
-        self.shared.cache.writes.remove_waiting(count);
+        self.group.cache.writes.remove_waiting(count);
     }
 }

@@ -4,8 +4,8 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
-use super::operations::Operations;
+use super::ReactorGroup;
+use super::state::Reactor;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::ChunkVersion;
@@ -41,17 +41,17 @@ impl Reactors {
     /// Starts the reactors, each of which makes its engine on its own thread. If one fails that was asked for, none runs; where their
     /// number is open, the others go on without it.
     pub(crate) fn start(
-        shared: &Arc<Shared>,
+        group: &Arc<ReactorGroup>,
         mut unverified: Vec<ChunkVersion>,
         make_engine: &MakeEngine,
     ) -> Result<Self, OpenError> {
-        let config = &shared.cache.config;
+        let config = &group.cache.config;
         let is_open = config.io_threads.is_none();
         let mut reactors = Self::default();
         for number in 0..config.reactors() {
             // They are read one at a time, so one reactor is enough.
             let unverified = mem::take(&mut unverified);
-            match start(number, shared, unverified, Arc::clone(make_engine)) {
+            match start(number, group, unverified, Arc::clone(make_engine)) {
                 Ok((thread, depth)) => {
                     reactors.0.push(thread);
                     let has_threads = depth < usize::MAX;
@@ -67,7 +67,7 @@ impl Reactors {
                     break;
                 }
                 Err(error) => {
-                    shared.stop(Duration::ZERO);
+                    group.stop(Duration::ZERO);
                     reactors.join();
                     return Err(error);
                 }
@@ -93,47 +93,47 @@ impl Reactors {
 /// Starts reactor `number`, and waits until it has an engine. Returns how many transfers that works on, too.
 fn start(
     number: usize,
-    shared: &Arc<Shared>,
+    group: &Arc<ReactorGroup>,
     unverified: Vec<ChunkVersion>,
     make_engine: MakeEngine,
 ) -> Result<(ReactorThread, usize), OpenError> {
-    let cache = &shared.cache;
+    let cache = &group.cache;
     let io_error = |action| OpenError::io(action, cache.config.path());
     cache.index.prepare_syncs(number + 1).map_err(io_error("open the index of"))?;
     let (tell_ending, ending) = mpsc::sync_channel(1);
     let (tell_started, started) = mpsc::sync_channel(1);
-    let own = Arc::clone(shared);
-    shared.note_starting();
+    let own = Arc::clone(group);
+    group.note_starting();
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
-        let shared = own;
-        if let Some(node) = shared.cache.store.geometry().numa_node {
+        let group = own;
+        if let Some(node) = group.cache.store.geometry().numa_node {
             thread::run_on_node(node);
         }
-        let waker = Arc::clone(&shared.lanes[number].waker);
-        let limits = shared.limits();
+        let waker = Arc::clone(&group.lanes[number].waker);
+        let limits = group.limits();
         // Loads, and as many stores.
         let engine = make_engine.lock()(2 * limits.queue_depth, waker);
         // It may hold what belongs to the caller.
         drop(make_engine);
         match engine {
             Ok(engine) => {
-                let _ = shared.lanes[number].engine.set(engine.description());
+                let _ = group.lanes[number].engine.set(engine.description());
                 drop(tell_started.send(Ok(engine.depth())));
-                let operations = Operations::new(number, shared, unverified, engine, limits);
+                let operations = Reactor::new(number, group, unverified, engine, limits);
                 let _ = tell_ending.send(operations.live());
             }
             Err(error) => {
                 drop(tell_started.send(Err(error)));
-                shared.note_settled();
-                shared.note_stopped();
+                group.note_settled();
+                group.note_stopped();
                 let _ = tell_ending.send(ReactorEnd::Orderly);
             }
         }
     });
     let thread = thread.inspect_err(|_| {
-        shared.note_settled();
-        shared.note_stopped();
+        group.note_settled();
+        group.note_stopped();
     });
     let thread = thread.map_err(io_error("start a thread for"))?;
     let at_once = |_| EngineError::Failed {

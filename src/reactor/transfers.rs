@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use super::chunk_file::{CHUNK_FILE_TOKENS, ChunkFile};
 use super::commit::SYNC_TOKEN;
-use super::errnos::{Failure, Request};
+use super::io_error_policy::{Failure, Request};
 use super::operation::Operation;
-use super::operations::Operations;
 use super::piece::{Piece, PieceTarget};
 use super::responsiveness::Answers;
+use super::state::Reactor;
 use crate::engine::{EngineError, Reaped};
 use crate::failure::{FailureCode, FailureReason};
 use crate::schedule::{Class, Grant};
@@ -21,7 +21,7 @@ const PIECE_COSTS_BYTES: u64 = 8192;
 /// Bytes that could be summed up in the time that giving an extent back takes.
 const RECLAIM_COSTS_BYTES: u64 = 4096;
 
-impl Operations {
+impl Reactor {
     pub(super) fn start(&mut self, grant: Grant, now: Instant) -> Result<(), EngineError> {
         let active = &mut self.active[grant.id];
         active.waiting_bytes -= grant.length_bytes;
@@ -36,7 +36,7 @@ impl Operations {
             return Ok(());
         }
         let active = &mut self.active[grant.id];
-        active.failed_syncs.get_or_insert_with(|| self.shared.failed_syncs());
+        active.failed_syncs.get_or_insert_with(|| self.group.failed_syncs());
         active.unfinished += 1;
         if active.awaits_extent() {
             self.awaiting_extents.push_back(grant);
@@ -58,12 +58,12 @@ impl Operations {
 
     /// The index takes no change: fails the SETs here that wait for one.
     pub(super) fn fail_refused(&mut self, now: Instant) {
-        let Some(reason) = self.shared.cache.refusal() else { return };
+        let Some(reason) = self.group.cache.refusal() else { return };
         let failure =
             || Failure::Other(FailureReason::new(FailureCode::Unavailable, reason.to_string()));
         let awaiting = mem::take(&mut self.awaiting_extents);
         self.device.failed.extend(awaiting.into_iter().map(|grant| (grant, failure())));
-        self.end_failed_pieces(now);
+        self.fail_pieces(now);
         // A file goes only when no record names it.
         let awaits_space = |id: &usize| {
             self.active[*id].chunk_file.as_ref().is_some_and(|file| file.awaits_space())
@@ -83,7 +83,7 @@ impl Operations {
                 let Some(extent) = active.operation.extent() else {
                     unreachable!("what has pieces has an extent")
                 };
-                match self.shared.cache.store.locate(extent) {
+                match self.group.cache.store.locate(extent) {
                     Location::Shared { file, offset_bytes, is_device } => {
                         let request = match (&active.operation, is_device) {
                             (Operation::Set(_), true) => Request::Write,
@@ -123,7 +123,7 @@ impl Operations {
             Operation::Set(set) => Some(set.claim.request.buffer.caller()),
             Operation::Verify(_) | Operation::Reclaim(_) => None,
         };
-        let cache = &self.shared.cache;
+        let cache = &self.group.cache;
         let chunk = (operation.bytes(), operation.checksum_kind(cache.config.checksum));
         let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
         let piece = Piece::of_chunk(grant, target, chunk, buffer, geometry, pool);
@@ -141,7 +141,7 @@ impl Operations {
             if let Some(pending) = self.device.requests.take_pending(token)
                 && answers[usize::from(pending.is_write)].add(pending.since, now)
             {
-                self.shared.cache.counters.transfers_slow.add(1);
+                self.group.cache.counters.transfers_slow.add(1);
             }
             if token == SYNC_TOKEN {
                 outcome = outcome.and(self.finish_sync(result));
@@ -164,7 +164,7 @@ impl Operations {
                 self.active[grant.id].timeline.moved = Some(now);
             }
             outcome = outcome.and(completed.map(drop));
-            self.end_failed_pieces(now);
+            self.fail_pieces(now);
         }
         if self.device.is_stopping {
             // What it has cancelled says nothing.
@@ -173,28 +173,28 @@ impl Operations {
         self.note_answers(answers, now);
         let active = &self.active;
         let submitted = self.device.start_isolated(|id| active[id].failure.is_none(), now);
-        self.end_failed_pieces(now);
+        self.fail_pieces(now);
         outcome.and(submitted)
     }
 
     /// Transfers came back, of reads and of writes.
     fn note_answers(&self, answers: [Answers; 2], now: Instant) {
         for (is_write, answers) in [false, true].into_iter().zip(answers) {
-            if let Some(lasted) = self.shared.responsiveness.note_answers(is_write, answers, now) {
-                let path = self.shared.cache.config.path().display();
+            if let Some(lasted) = self.group.responsiveness.note_answers(is_write, answers, now) {
+                let path = self.group.cache.config.path().display();
                 log::warn!("{path}: the drive answers again, after {} s", lasted.as_secs());
             }
         }
     }
 
-    pub(super) fn end_failed_pieces(&mut self, now: Instant) {
+    pub(super) fn fail_pieces(&mut self, now: Instant) {
         while let Some((grant, failure)) = self.device.failed.pop_front() {
             self.scheduler.finish(grant);
             let active = &mut self.active[grant.id];
             active.timeline.moved = Some(now);
             active.failure.get_or_insert(failure);
             self.cancel_rest(grant.id);
-            self.end_piece(grant.id);
+            self.finish_piece(grant.id);
         }
     }
 
@@ -216,24 +216,13 @@ impl Operations {
         {
             processed_bytes += piece.processed_bytes;
             self.active[piece.grant.id].checksum ^= piece.checksum;
-            self.end_piece(piece.grant.id);
+            self.finish_piece(piece.grant.id);
         }
     }
 
-    fn end_piece(&mut self, id: usize) {
-        let active = &mut self.active[id];
-        active.unfinished -= 1;
-        if active.waiting_bytes > 0 || active.unfinished > 0 {
-            return;
-        }
-        let is_direct = self.shared.cache.store.geometry().direct;
-        let has_to_be_truncated = active.failure.is_none()
-            && is_direct
-            && active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate());
-        match has_to_be_truncated {
-            true => self.due_chunk_files.push(id),
-            false => self.end(id),
-        }
+    fn finish_piece(&mut self, id: usize) {
+        self.active[id].unfinished -= 1;
+        self.advance(id);
     }
 
     pub(super) fn start_chunk_files(&mut self) -> Result<(), EngineError> {
@@ -261,7 +250,7 @@ impl Operations {
             }
             return outcome;
         }
-        match file.next(id, &*self.shared.cache.store) {
+        match file.next(id, &*self.group.cache.store) {
             Ok(None) => self.due_chunk_files.push(id),
             Err(error) => self.fail_chunk_file(id, Failure::NoRoom(error)),
             Ok(Some((transfer, name))) => {
@@ -288,8 +277,8 @@ impl Operations {
         if active.failure.is_some() || self.device.is_stopping && result < 0 {
             return self.fail_chunk_file(id, Failure::Closed);
         }
-        match file.finish(result, &self.shared.cache, &self.shared.health) {
-            Ok(true) => self.end(id),
+        match file.finish(result, &self.group.cache, &self.group.health) {
+            Ok(true) => self.advance(id),
             Ok(false) => self.due_chunk_files.push(id),
             Err(failure) => self.fail_chunk_file(id, failure),
         }
@@ -304,9 +293,7 @@ impl Operations {
         self.cancel_rest(id);
         self.active[id].unfinished -= held_back.len();
         held_back.into_iter().for_each(|grant| self.scheduler.finish(grant));
-        if self.active[id].unfinished == 0 {
-            self.end(id);
-        }
+        self.advance(id);
     }
 
     /// Ends what waits for its next request, when no request may be made any more.

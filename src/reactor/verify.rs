@@ -77,7 +77,7 @@ impl Verification {
     }
 
     /// The chunk in flight was read, or could not be: then it `stays` in the list.
-    pub(super) fn end(&mut self, stays: bool, cache: &Cache) {
+    pub(super) fn note_read(&mut self, stays: bool, cache: &Cache) {
         let Some(done) = self.in_flight.take() else { return };
         if stays {
             self.waiting.push_back(done);

@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shared;
-use super::errnos::is_of_path;
+use super::ReactorGroup;
+use super::io_error_policy::is_of_path;
 use crate::backlog::QueueShare;
 use crate::batch_completion::BatchItem;
 use crate::cache::Cache;
@@ -77,15 +77,15 @@ fn unavailable(refusal: &str) -> FailureReason {
     FailureReason::new(FailureCode::Unavailable, refusal)
 }
 
-impl Shared {
+impl ReactorGroup {
     /// Starts the thread that writes records, which answers what waits for them.
     pub(crate) fn start_record_writer(self: &Arc<Self>) -> io::Result<RecordWriter> {
-        let shared = Arc::clone(self);
+        let group = Arc::clone(self);
         self.cache.index.start_writer(move |event| match event {
-            WriterEvent::Written => shared.note_changes_made(),
-            WriterEvent::Refused(error) => shared.note_index_refuses(error),
+            WriterEvent::Written => group.note_changes_made(),
+            WriterEvent::Refused(error) => group.note_index_refuses(error),
             WriterEvent::Panicked => {
-                shared.fail_for("the thread that writes its records has stopped after a panic");
+                group.fail_for("the thread that writes its records has stopped after a panic");
             }
         })
     }

@@ -20,7 +20,7 @@ use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Orderin
 use crate::sync::{Condvar, Mutex};
 
 /// The cache of one path, and a lane to each of its reactors.
-pub(crate) struct Shared {
+pub(crate) struct ReactorGroup {
     pub(crate) cache: Arc<Cache>,
     pub(crate) completions: Arc<CompletionQueues>,
     pub(crate) health: Health,
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(super) has_failed: AtomicBool,
 }
 
-impl Shared {
+impl ReactorGroup {
     pub(crate) fn new(
         cache: Arc<Cache>,
         completions: Arc<CompletionQueues>,
@@ -186,7 +186,7 @@ impl Shared {
         self.settled.notify_all();
     }
 
-    /// Waits until no reactor begins a SET any more, after [`Shared::stop`].
+    /// Waits until no reactor begins a SET any more, after [`ReactorGroup::stop`].
     pub(crate) fn wait_until_settled(&self) {
         let mut beginning = self.beginning.lock();
         while *beginning > 0 {

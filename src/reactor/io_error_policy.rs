@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use libc::{
     EACCES, EAGAIN, EBADE, EBADF, EBADMSG, ECANCELED, EDQUOT, EEXIST, EFAULT, EILSEQ, EINTR, EIO,
@@ -11,7 +10,6 @@ use libc::{
     ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
-use super::health::{DeviceState, Direction, Health};
 use crate::error::StoreError;
 use crate::failure::{FailureCode, FailureReason};
 
@@ -51,7 +49,7 @@ impl Request {
 
 /// What a failure speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(super) enum FaultScope {
     /// One extent, or the whole device: nobody can tell from one failure.
     Extent,
     Device,
@@ -65,7 +63,7 @@ pub(super) enum Subject {
 
 /// What becomes of the chunk that a read was for, or of the extent that a write was for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum ErrorAction {
     /// The failure says nothing of it: it stays as it is.
     Keep,
     /// It may be unusable: it is, if it fails again although others do not.
@@ -87,17 +85,19 @@ pub(super) enum Attempt {
 /// Whether a transfer whose first attempt failed is tried once more, with nothing of its kind beside it. `state` is that of the
 /// device, in the direction of the request.
 pub(super) fn merits_retry(request: Request, errno: i32, state: DeviceState) -> bool {
-    state != DeviceState::Fails && subject_of(request, errno) == Subject::Extent
+    state != DeviceState::Fails && scope_of(request, errno) == FaultScope::Extent
 }
 
-fn fate_of(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -> Fate {
-    match (subject_of(request, errno), attempt) {
-        (Subject::ChunkFile, _) => Fate::Drop,
-        (Subject::Extent, Attempt::First) => Fate::Keep,
-        (Subject::Extent, _) if state != DeviceState::Works => Fate::Keep,
-        (Subject::Extent, Attempt::AmongSuccesses) if request == Request::Read => Fate::Drop,
-        (Subject::Extent, _) => Fate::Doubt,
-        _ => Fate::Keep,
+fn fate_of(request: Request, errno: i32, attempt: Attempt, state: DeviceState) -> ErrorAction {
+    match (scope_of(request, errno), attempt) {
+        (FaultScope::ChunkFile, _) => ErrorAction::Drop,
+        (FaultScope::Extent, Attempt::First) => ErrorAction::Keep,
+        (FaultScope::Extent, _) if state != DeviceState::Works => ErrorAction::Keep,
+        (FaultScope::Extent, Attempt::AmongSuccesses) if request == Request::Read => {
+            ErrorAction::Drop
+        }
+        (FaultScope::Extent, _) => ErrorAction::Doubt,
+        _ => ErrorAction::Keep,
     }
 }
 
@@ -117,8 +117,8 @@ pub(super) fn is_unsupported(errno: i32) -> bool {
 
 /// Whether `errno`, of an attempt to open a path, says that the device below it is lost.
 pub(crate) fn is_gone(errno: i32) -> bool {
-    match subject_of(Request::Read, errno) {
-        Subject::Extent | Subject::Gone => true,
+    match scope_of(Request::Read, errno) {
+        FaultScope::Extent | FaultScope::Gone => true,
         _ => matches!(errno, EROFS | ETIMEDOUT | ENOLINK | EBADE),
     }
 }
@@ -126,29 +126,31 @@ pub(crate) fn is_gone(errno: i32) -> bool {
 /// Whether `errno`, of an attempt to write to an index, is of the path, and not of this process or of what the file system has left
 /// at this moment.
 pub(crate) fn is_of_path(errno: i32) -> bool {
-    !matches!(subject_of(Request::Grow, errno), Subject::Process | Subject::Room)
+    !matches!(scope_of(Request::Grow, errno), FaultScope::Process | FaultScope::Room)
 }
 
 /// Errors of the block layer are those that `blk_errors` in the kernel's block/blk-core.c names. A medium error of an NVMe
 /// drive is ENODATA there. File systems answer EUCLEAN or EBADMSG for structures of theirs that are damaged.
-pub(super) fn subject_of(request: Request, errno: i32) -> Subject {
+pub(super) fn scope_of(request: Request, errno: i32) -> FaultScope {
     use Request::{Grow, MakeChunkFile, OpenChunkFile, WriteChunkFile, WriteDataFile};
     match (request, errno) {
-        (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => Subject::Process,
-        (OpenChunkFile, EACCES | EPERM) => Subject::Process,
+        (_, ENOMEM | EMFILE | ENFILE | EBADF | EFAULT | ECANCELED) => FaultScope::Process,
+        (OpenChunkFile, EACCES | EPERM) => FaultScope::Process,
         // ENXIO: a socket, or a special file of no device, has its name.
-        (OpenChunkFile, ENOENT | ENXIO | ELOOP | EISDIR | ENOTDIR) => Subject::ChunkFile,
-        (MakeChunkFile, EEXIST | ENXIO) => Subject::ChunkFile,
-        (MakeChunkFile | WriteChunkFile | WriteDataFile | Grow, ENOSPC | EDQUOT) => Subject::Room,
-        // No file system and no device of their own says so.
-        (OpenChunkFile | MakeChunkFile, ENODEV | ENOMEDIUM) => Subject::Device,
-        (_, ENODEV | ENXIO | ENOMEDIUM) => Subject::Gone,
-        // The space is there by what the device says, and is not: behind what it has by now, or it gives out more than it has.
-        (Request::Write, ENOSPC | EDQUOT) => Subject::Extent,
-        (_, END_OF_FILE | EIO | ENODATA | EILSEQ | EREMOTEIO | EUCLEAN | EBADMSG) => {
-            Subject::Extent
+        (OpenChunkFile, ENOENT | ENXIO | ELOOP | EISDIR | ENOTDIR) => FaultScope::ChunkFile,
+        (MakeChunkFile, EEXIST | ENXIO) => FaultScope::ChunkFile,
+        (MakeChunkFile | WriteChunkFile | WriteDataFile | Grow, ENOSPC | EDQUOT) => {
+            FaultScope::Room
         }
-        _ => Subject::Device,
+        // No file system and no device of their own says so.
+        (OpenChunkFile | MakeChunkFile, ENODEV | ENOMEDIUM) => FaultScope::Device,
+        (_, ENODEV | ENXIO | ENOMEDIUM) => FaultScope::Gone,
+        // The space is there by what the device says, and is not: behind what it has by now, or it gives out more than it has.
+        (Request::Write, ENOSPC | EDQUOT) => FaultScope::Extent,
+        (_, END_OF_FILE | EIO | ENODATA | EILSEQ | EREMOTEIO | EUCLEAN | EBADMSG) => {
+            FaultScope::Extent
+        }
+        _ => FaultScope::Device,
     }
 }
 
@@ -160,6 +162,33 @@ pub(super) fn error_of(errno: i32) -> io::Error {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+    Sync,
+}
+
+impl Direction {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "reads",
+            Self::Write => "writes",
+            Self::Sync => "syncs",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum DeviceState {
+    /// A failure may be the fault of one extent.
+    #[default]
+    Works,
+    /// So much fails that a failure says nothing of one extent.
+    Falters,
+    Fails,
+}
+
 /// Why an operation did not do what it was asked.
 pub(super) enum Failure {
     /// It got no extent, or was refused before any transfer.
@@ -167,7 +196,7 @@ pub(super) enum Failure {
     /// For this reason: the next open would not find it, or the SET of its key with the same bytes failed for which it waited.
     Other(FailureReason),
     /// The device or the file system said no; what that means for the chunk to be read, or the extent to be written.
-    Transfer(io::Error, Fate),
+    Transfer(io::Error, ErrorAction),
     /// A sync failed, with this errno.
     Sync(i32),
     /// It could not start in time.
@@ -177,17 +206,15 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// That of a `request` in the store at `path` that failed with `errno` and is not tried again, of which the device is told.
+    /// That of a `request` in the store at `path` that failed with `errno` and is not tried again.
     pub(super) fn of(
         request: Request,
         errno: i32,
         attempt: Attempt,
-        (health, path): (&Health, &Path),
-        now: Instant,
+        state: DeviceState,
+        path: &Path,
     ) -> Self {
-        let state = health.state(request.direction());
-        health.note_failure(request, errno, now);
-        if request == Request::WriteDataFile && subject_of(request, errno) == Subject::Room {
+        if request == Request::WriteDataFile && scope_of(request, errno) == FaultScope::Room {
             let source = Arc::new(io::Error::from_raw_os_error(errno));
             return Self::NoRoom(StoreError::NoBlocks { path: path.to_owned(), source });
         }
@@ -228,45 +255,54 @@ mod tests {
                 assert!(merits_retry(request, errno, DeviceState::Works));
                 assert!(merits_retry(request, errno, DeviceState::Falters));
                 assert!(!merits_retry(request, errno, DeviceState::Fails));
-                assert_eq!(subject_of(request, errno), Subject::Extent);
-                let fate = |attempt, state| fate_of(request, errno, attempt, state);
-                assert_eq!(fate(Attempt::First, DeviceState::Works), Fate::Keep);
-                assert_eq!(fate(Attempt::Alone, DeviceState::Works), Fate::Doubt);
-                assert_eq!(fate(Attempt::Alone, DeviceState::Falters), Fate::Keep);
-                assert_eq!(fate(Attempt::AmongSuccesses, DeviceState::Falters), Fate::Keep);
+                assert_eq!(scope_of(request, errno), FaultScope::Extent);
+                let action = |attempt, state| fate_of(request, errno, attempt, state);
+                assert_eq!(action(Attempt::First, DeviceState::Works), ErrorAction::Keep);
+                assert_eq!(action(Attempt::Alone, DeviceState::Works), ErrorAction::Doubt);
+                assert_eq!(action(Attempt::Alone, DeviceState::Falters), ErrorAction::Keep);
+                assert_eq!(
+                    action(Attempt::AmongSuccesses, DeviceState::Falters),
+                    ErrorAction::Keep
+                );
             }
         }
         let among = |request| fate_of(request, EIO, Attempt::AmongSuccesses, DeviceState::Works);
-        assert_eq!(among(Request::Read), Fate::Drop);
-        assert_eq!(among(Request::Write), Fate::Doubt);
-        assert_eq!(subject_of(Request::Sync, EIO), Subject::Extent);
+        assert_eq!(among(Request::Read), ErrorAction::Drop);
+        assert_eq!(among(Request::Write), ErrorAction::Doubt);
+        assert_eq!(scope_of(Request::Sync, EIO), FaultScope::Extent);
     }
 
     #[test]
     fn only_what_speaks_of_the_chunk_drops_it() {
         let judged = |request, errno| {
-            let fate = fate_of(request, errno, Attempt::Alone, DeviceState::Works);
-            (fate, subject_of(request, errno))
+            let action = fate_of(request, errno, Attempt::Alone, DeviceState::Works);
+            (action, scope_of(request, errno))
         };
         for errno in [ETIMEDOUT, ENOLINK, EROFS, EBADE] {
             for request in [Request::Read, Request::Write] {
                 assert!(!merits_retry(request, errno, DeviceState::Works));
-                assert_eq!(judged(request, errno), (Fate::Keep, Subject::Device));
+                assert_eq!(judged(request, errno), (ErrorAction::Keep, FaultScope::Device));
             }
         }
         for errno in [ENOMEM, EMFILE, ENFILE, EACCES] {
-            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Keep, Subject::Process));
+            assert_eq!(
+                judged(Request::OpenChunkFile, errno),
+                (ErrorAction::Keep, FaultScope::Process)
+            );
         }
         for errno in [ENOENT, ENXIO, ELOOP] {
-            assert_eq!(judged(Request::OpenChunkFile, errno), (Fate::Drop, Subject::ChunkFile));
+            assert_eq!(
+                judged(Request::OpenChunkFile, errno),
+                (ErrorAction::Drop, FaultScope::ChunkFile)
+            );
         }
-        assert_eq!(judged(Request::OpenChunkFile, EIO), (Fate::Doubt, Subject::Extent));
+        assert_eq!(judged(Request::OpenChunkFile, EIO), (ErrorAction::Doubt, FaultScope::Extent));
     }
 
     #[test]
     fn what_has_the_name_of_a_chunk_file_says_nothing_of_the_device() {
         for errno in [EEXIST, ENXIO] {
-            assert_eq!(subject_of(Request::MakeChunkFile, errno), Subject::ChunkFile);
+            assert_eq!(scope_of(Request::MakeChunkFile, errno), FaultScope::ChunkFile);
         }
         assert!(is_cancellation(ECANCELED) && !is_cancellation(EIO));
         assert!(is_unsupported(EOPNOTSUPP) && !is_unsupported(EIO));
@@ -275,19 +311,19 @@ mod tests {
     #[test]
     fn a_full_file_system_is_no_failure_and_a_device_without_its_space_is() {
         for errno in [ENOSPC, EDQUOT] {
-            assert_eq!(subject_of(Request::Grow, errno), Subject::Room);
-            assert_eq!(subject_of(Request::MakeChunkFile, errno), Subject::Room);
-            assert_eq!(subject_of(Request::WriteDataFile, errno), Subject::Room);
-            assert_eq!(subject_of(Request::Write, errno), Subject::Extent);
-            assert_eq!(subject_of(Request::Sync, errno), Subject::Device);
+            assert_eq!(scope_of(Request::Grow, errno), FaultScope::Room);
+            assert_eq!(scope_of(Request::MakeChunkFile, errno), FaultScope::Room);
+            assert_eq!(scope_of(Request::WriteDataFile, errno), FaultScope::Room);
+            assert_eq!(scope_of(Request::Write, errno), FaultScope::Extent);
+            assert_eq!(scope_of(Request::Sync, errno), FaultScope::Device);
         }
     }
 
     #[test]
     fn a_device_is_gone_by_its_transfers_and_not_by_one_file() {
         for errno in [ENODEV, ENXIO, ENOMEDIUM] {
-            assert_eq!(subject_of(Request::Read, errno), Subject::Gone);
-            assert_ne!(subject_of(Request::OpenChunkFile, errno), Subject::Gone);
+            assert_eq!(scope_of(Request::Read, errno), FaultScope::Gone);
+            assert_ne!(scope_of(Request::OpenChunkFile, errno), FaultScope::Gone);
             assert!(is_gone(errno));
         }
         assert!(is_of_path(EIO) && is_of_path(EROFS) && is_of_path(ENXIO));

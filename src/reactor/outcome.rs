@@ -1,0 +1,243 @@
+//! What becomes of an operation when nothing of it is granted or under way any more: the states of an operation, and what leads
+//! from one to the next.
+//!
+//! | state | event | next state |
+//! |---|---|---|
+//! | pending | a reactor is about to begin it (`fill_lines`) | queued |
+//! | queued | its first piece is granted (`start`, `begin_set`) | moving; queued again, or waiting for room, without an extent |
+//! | moving | its last piece is through, or failed (`advance`) | by [`NextStep`] |
+//! | truncating | its file has its length (`advance`) | by [`NextStep`] |
+//! | to be written again | its pause is over (`start_due`) | queued |
+//! | in a group | the group is durable, or has failed (`finish_group`) | answered |
+//! | answered (`answer`) | what waited behind a SET goes on (`go_on_behind`) | |
+
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::get::{ReadOutcome, answer_get, judge_read};
+use super::io_error_policy::Failure;
+use super::operation::{Active, Operation, Stage};
+use super::state::Reactor;
+use crate::config::Durability;
+use crate::error::StoreError;
+
+/// Extents that a SET tries which finds that they have no blocks, or no space for their file.
+const MOST_EXTENTS: u32 = 4;
+
+/// The same where the files of chunks that went for it cannot be removed: each of them is tried once.
+const MOST_UNREMOVABLE: u32 = 64;
+
+/// Pause before the first retry of a failed write; each further one is twice as long.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// What an operation does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NextStep {
+    /// Its file is made as long as the chunk: padding was written behind it.
+    Truncate,
+    /// A SET gets another extent: this one has no blocks, or its file no space. It may be a file in the place of one that goes.
+    WriteElsewhere,
+    /// A SET is written once more after a pause.
+    WriteAgain(Duration),
+    /// A SET waits until it is durable together with others.
+    AwaitGroup,
+    /// It is answered.
+    Answer,
+}
+
+fn most_extents(error: &StoreError) -> u32 {
+    if matches!(error, StoreError::Full { .. }) { MOST_UNREMOVABLE } else { MOST_EXTENTS }
+}
+
+fn pause_before(retry: u32) -> Duration {
+    (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retry.min(16))).min(LONGEST_RETRY_PAUSE)
+}
+
+impl Active {
+    /// What comes after its transfers. `most_retries` of a failed write are made before it fails.
+    fn next_step(&mut self, is_direct: bool, is_persistent: bool, most_retries: u32) -> NextStep {
+        let is_whole = self.failure.is_none();
+        let has_padding = |active: &mut Self| {
+            active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate())
+        };
+        if is_whole && is_direct && has_padding(self) {
+            return NextStep::Truncate;
+        }
+        let Operation::Set(set) = &self.operation else { return NextStep::Answer };
+        let has_extent = !matches!(set.stage, Stage::Claimed);
+        match &self.failure {
+            _ if !has_extent => NextStep::Answer,
+            Some(Failure::NoRoom(error)) if self.retries < most_extents(error) => {
+                NextStep::WriteElsewhere
+            }
+            None if is_persistent => NextStep::AwaitGroup,
+            Some(Failure::Transfer(..)) if is_persistent && self.retries < most_retries => {
+                NextStep::WriteAgain(pause_before(self.retries))
+            }
+            _ => NextStep::Answer,
+        }
+    }
+}
+
+impl Reactor {
+    /// Goes on with an operation of which nothing is granted or under way any more; of others nothing changes.
+    pub(super) fn advance(&mut self, id: usize) {
+        let cache = &self.group.cache;
+        let is_persistent = cache.config.durability == Durability::Persistent;
+        let most_retries = cache.config.tuning.persistent_max_retries;
+        let active = &mut self.active[id];
+        if active.waiting_bytes > 0 || active.unfinished > 0 {
+            return;
+        }
+        let is_direct = cache.store.geometry().direct;
+        match active.next_step(is_direct, is_persistent, most_retries) {
+            NextStep::Truncate => self.due_chunk_files.push(id),
+            NextStep::WriteElsewhere => {
+                active.release_extent();
+                cache.store.note_no_blocks();
+                self.awaits_growth |= cache.order_growth(0);
+                self.write_again(id, Duration::ZERO);
+            }
+            NextStep::WriteAgain(pause) => {
+                self.log_retry(id, pause);
+                self.write_again(id, pause);
+            }
+            NextStep::AwaitGroup => self.commit.waiting.push(id),
+            NextStep::Answer => {
+                let is_exhausted = is_persistent
+                    && active.retries > 0
+                    && matches!(active.failure, Some(Failure::Transfer(..)));
+                cache.counters.write_retries_exhausted.add(u64::from(is_exhausted));
+                self.answer(id);
+            }
+        }
+    }
+
+    fn log_retry(&self, id: usize, pause: Duration) {
+        let active = &self.active[id];
+        let (cache, Operation::Set(set)) = (&self.group.cache, &active.operation) else { return };
+        let Some(failure) = &active.failure else { return };
+        let line = || {
+            let message = set.failure_reason(failure, &self.group).message;
+            format!("{message}; trying again in {pause:?}")
+        };
+        cache.log_limits.retries.log(cache.config.path(), 1, line);
+    }
+
+    /// Tries a SET once more, in the extent that it has, or in another one.
+    pub(super) fn write_again(&mut self, id: usize, pause: Duration) {
+        self.group.cache.counters.write_retries.add(1);
+        let active = &mut self.active[id];
+        active.retries += 1;
+        active.failed_syncs = None;
+        active.failure = None;
+        active.checksum = 0;
+        active.waiting_bytes = active.operation.bytes();
+        if let Some(file) = &mut active.chunk_file {
+            file.begin_again();
+        }
+        self.retries.push((Instant::now() + pause, id));
+    }
+
+    pub(super) fn answer(&mut self, id: usize) {
+        let active = self.active.remove(id);
+        let Active { operation, checksum, failure, timeline, chunk_file, is_awaited, .. } = active;
+        self.has_changed = true;
+        // Before anybody can remove the file.
+        drop(chunk_file);
+        let is_closed = matches!(failure, Some(Failure::Closed));
+        if !is_closed && !matches!(operation, Operation::Verify(_)) {
+            let mut latencies = self.group.lanes[self.number].latencies.lock();
+            latencies.record(operation.class(), timeline, Instant::now());
+        }
+        if is_closed && matches!(operation, Operation::Get(..) | Operation::Set(_)) {
+            self.group.cache.counters.abandoned.add(1);
+        }
+        match operation {
+            Operation::Reclaim(extent) => self.group.cache.reclaim(extent),
+            Operation::Get(request, read) => {
+                if let Some(version) = answer_get(request, read, checksum, failure, &self.group) {
+                    self.verification.add(version, Instant::now());
+                }
+            }
+            Operation::Verify(read) => {
+                let outcome = judge_read(read, checksum, failure, &self.group);
+                self.verification
+                    .note_read(matches!(outcome, ReadOutcome::Nothing(_)), &self.group.cache);
+            }
+            Operation::Set(set) => {
+                self.sets.remove(&set.claim.request.digest);
+                self.awaited -= usize::from(is_awaited);
+                self.answer_set(*set, checksum, failure);
+            }
+        }
+    }
+
+    /// Drops what is queued; what has pieces in flight ends with the last of them.
+    pub(super) fn drop_queued(&mut self) {
+        self.checksum_moved(u64::MAX);
+        // Syncs in flight are still to be reaped.
+        self.commit.waiting.clear();
+        self.commit.members.clear();
+        self.retries.clear();
+        self.late.clear();
+        self.verification.clear();
+        self.device.drop_isolated();
+        let awaiting_extents = self.awaiting_extents.drain(..);
+        self.device.failed.extend(awaiting_extents.map(|grant| (grant, Failure::Closed)));
+        self.fail_pieces(Instant::now());
+        // Ending a SET may resume others behind it: until nothing is left.
+        loop {
+            let pending = self.group.pending.drain_some();
+            pending.into_iter().for_each(|operation| self.accept(operation));
+            self.scheduler.clear();
+            self.clear_room_queue();
+            self.drop_due_chunk_files();
+            while !self.failing.is_empty() {
+                self.processed_bytes = 0;
+                self.go_on_failing();
+            }
+            let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
+            let mut ended = 0;
+            for id in ids {
+                let active = &mut self.active[id];
+                let unfinished = active.waiting_bytes > 0 || active.unfinished == 0;
+                active.waiting_bytes = 0;
+                if unfinished {
+                    active.failure.get_or_insert(Failure::Closed);
+                }
+                if active.unfinished == 0 {
+                    self.answer(id);
+                    ended += 1;
+                }
+            }
+            if ended == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Answers everything that the kernel does not give back; the memory is leaked.
+    pub(super) fn abandon(&mut self) {
+        for active in self.active.drain() {
+            // The kernel may still use the file and its name, and write to the extent.
+            mem::forget(active.chunk_file);
+            if matches!(active.operation, Operation::Get(..) | Operation::Set(_)) {
+                self.group.cache.counters.abandoned.add(1);
+            }
+            match active.operation {
+                Operation::Get(request, read) => {
+                    mem::forget(read);
+                    request.item.abandon();
+                }
+                Operation::Set(set) => {
+                    mem::forget(set.stage);
+                    set.claim.request.item.abandon();
+                }
+                Operation::Verify(read) => mem::forget(read),
+                Operation::Reclaim(_) => {}
+            }
+        }
+    }
+}
