@@ -7,15 +7,15 @@ from typing import Protocol
 __all__ = ["close_in_forks"]
 
 
-class _Shared(Protocol):
+class _Forked(Protocol):
     def close_in_fork(self) -> None: ...
 
 
 # Those of this process.
-_all: "weakref.WeakSet[_Shared]" = weakref.WeakSet()
+_all: "weakref.WeakSet[_Forked]" = weakref.WeakSet()
 
 
-def close_in_forks(one: _Shared) -> None:
+def close_in_forks(one: _Forked) -> None:
     """Have each fork of this process call `close_in_fork()`, as long as the object lives.
 
     It may take no lock: another thread may have held it at that moment.

@@ -1,9 +1,9 @@
 //! Python bindings: conversion only; everything else is in the core crate `kvring`.
 
 mod buffers;
+mod completed_tasks;
 mod connector;
 mod errors;
-mod finished;
 mod forecast;
 mod format;
 mod huge_pages;

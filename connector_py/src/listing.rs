@@ -48,7 +48,7 @@ impl StoredChunks {
         all.set_item("format_version", facts.format_version)?;
         all.set_item("created_ms", facts.created_ms)?;
         all.set_item("layout", facts.layout.map(kvring::Layout::name))?;
-        all.set_item("shared_by", facts.shared_by)?;
+        all.set_item("members", facts.members)?;
         all.set_item("index_bytes", facts.index_bytes)?;
         all.set_item("opened_ms", facts.opened_ms)?;
         all.set_item("is_closed_in_order", facts.is_closed_in_order)?;

@@ -11,9 +11,9 @@ use kvring::{CallerBuffer, Completion, KeepAlive};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
+use crate::completed_tasks::{ByTask, CompletedTasks};
 use crate::connector::Connector;
 use crate::errors::{ClosedError, SubmitError, code_of, from_submit};
-use crate::finished::{ByTask, Finished};
 use crate::key_watch::KeyWatch;
 use crate::keys::Keys;
 use crate::logging::hand_over;
@@ -33,7 +33,7 @@ type Submit = fn(
 #[pyclass(module = "kvring._native", frozen, extends = KeyWatch)]
 pub(crate) struct MemoryTasks {
     connector: Py<Connector>,
-    finished: Finished,
+    finished: CompletedTasks,
     /// Tasks whose outcome nobody has yet.
     running: Mutex<HashSet<u64>>,
     process_id: u32,
@@ -53,7 +53,7 @@ impl MemoryTasks {
         let watch = KeyWatch::new(connector.clone_ref(py));
         let tasks = Self {
             connector,
-            finished: Finished::default(),
+            finished: CompletedTasks::default(),
             running: Mutex::default(),
             process_id: std::process::id(),
         };

@@ -16,9 +16,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::buffers::{Use, export_all};
+use crate::completed_tasks::CompletedTasks;
 use crate::connector::Connector;
 use crate::errors::{SubmitError, code_of, from_io, from_submit};
-use crate::finished::Finished;
 use crate::key_watch::KeyWatch;
 use crate::keys::Keys;
 use crate::logging::hand_over;
@@ -42,7 +42,7 @@ pub(crate) struct ObjectTasks {
     next_lookup: AtomicU64,
     lookups: Mutex<HashMap<u64, Vec<bool>>>,
     locks: Mutex<ObjectLocks>,
-    loads: Finished,
+    loads: CompletedTasks,
 }
 
 #[pymethods]
@@ -67,7 +67,7 @@ impl ObjectTasks {
             next_lookup: AtomicU64::new(0),
             lookups: Mutex::default(),
             locks: Mutex::default(),
-            loads: Finished::default(),
+            loads: CompletedTasks::default(),
         };
         Ok(PyClassInitializer::from(watch).add_subclass(tasks))
     }
@@ -96,7 +96,7 @@ impl ObjectTasks {
         let mut completions = Vec::new();
         self.core().take(true, &mut completions);
         let outcome = |completion: &Completion| {
-            let held = completion.keep_alive().and_then(|held| held.downcast_ref::<Held>());
+            let held = completion.keep_alive().and_then(|held| held.downcast_ref::<TaskMemory>());
             let lengths = held.map_or(&[][..], |held| &held.lengths_bytes);
             let stored = lengths.iter().zip(&completion.results).filter(|(_, stored)| **stored);
             let stored_bytes = stored.map(|(length, _)| length).sum();
@@ -241,7 +241,7 @@ impl ObjectTasks {
 }
 
 /// What keeps the memory of a task in its place.
-struct Held {
+struct TaskMemory {
     _objects: Vec<Py<PyAny>>,
     _exports: Vec<KeepAlive>,
     lengths_bytes: Vec<usize>,
@@ -254,7 +254,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The memory of LMCache's memory objects, in their logical lengths, and what holds it.
-fn memory_of(objects: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Held, Vec<CallerBuffer>)> {
+fn memory_of(objects: &Bound<'_, PyAny>, usage: Use) -> PyResult<(TaskMemory, Vec<CallerBuffer>)> {
     let py = objects.py();
     let count = objects.len()?;
     let (mut spans, mut held) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -283,5 +283,5 @@ fn memory_of(objects: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Held, Vec<Call
         held.push(object.unbind());
     }
     let lengths_bytes = spans.iter().map(|span| span.length_bytes()).collect();
-    Ok((Held { _objects: held, _exports: exports, lengths_bytes }, spans))
+    Ok((TaskMemory { _objects: held, _exports: exports, lengths_bytes }, spans))
 }

@@ -7,13 +7,13 @@ use std::time::Instant;
 use kvring::{Connector, SubmitError};
 
 use crate::content::{Content, spoil};
-use crate::keyspace::{Cursor, Generations, KeySpace, Taken};
+use crate::keyspace::{Cursor, Generations, KeySpace, NextKey};
 use crate::memory::BatchMemory;
 use crate::plan::Plan;
 use crate::progress::ProgressMeter;
 use crate::random::{Random, mix};
 use crate::report::{Operation, Tally};
-use crate::router::{Arrived, Router};
+use crate::router::{Arrival, Router};
 
 /// What the jobs of a phase do.
 #[derive(Clone, Copy, Debug)]
@@ -156,9 +156,9 @@ impl Job {
         let mut keys = Vec::with_capacity(self.batch);
         while keys.len() < self.batch {
             match cursor.next(&self.keys) {
-                Taken::Key(key) => keys.push(key),
-                Taken::Busy => break,
-                Taken::End => return (keys, true),
+                NextKey::Key(key) => keys.push(key),
+                NextKey::Busy => break,
+                NextKey::End => return (keys, true),
             }
             // A batch has a key once, so that the order in which its keys are worked on does not matter.
             if cursor.is_at_end_of_pass() {
@@ -216,14 +216,14 @@ impl Job {
         }
     }
 
-    fn settle_all(&mut self, arrived: Vec<Arrived>, context: &JobContext<'_>, tally: &mut Tally) {
+    fn settle_all(&mut self, arrived: Vec<Arrival>, context: &JobContext<'_>, tally: &mut Tally) {
         for arrived in arrived {
             self.settle(arrived, context, tally);
         }
     }
 
-    fn settle(&mut self, arrived: Arrived, context: &JobContext<'_>, tally: &mut Tally) {
-        let Arrived { mut completion, at } = arrived;
+    fn settle(&mut self, arrived: Arrival, context: &JobContext<'_>, tally: &mut Tally) {
+        let Arrival { mut completion, at } = arrived;
         let Some(mut flight) = self.in_flight.remove(&completion.future_id) else {
             tally.complain(format!("batch {} was answered twice", completion.future_id));
             tally.ended_early = true;

@@ -86,7 +86,7 @@ pub(crate) struct Cursor {
 
 /// What a cursor has to offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum NextKey {
     Key(u64),
     /// Every key is being written: there will be one when something has completed.
     Busy,
@@ -106,10 +106,10 @@ impl Cursor {
 
     /// The next key. Those that are being written are passed over, which happens from the second pass on at the
     /// earliest.
-    pub(crate) fn next(&mut self, keys: &KeySpace) -> Taken {
+    pub(crate) fn next(&mut self, keys: &KeySpace) -> NextKey {
         for _ in 0..self.count {
             if self.once && self.taken == self.count {
-                return Taken::End;
+                return NextKey::End;
             }
             let position = self.taken % self.count;
             if position == 0 && self.taken > 0 && self.order.is_some() {
@@ -118,10 +118,10 @@ impl Cursor {
             self.taken += 1;
             let key = self.order.as_ref().map_or(position, |order| order.at(position));
             if !keys.is_being_written(key) {
-                return Taken::Key(key);
+                return NextKey::Key(key);
             }
         }
-        Taken::Busy
+        NextKey::Busy
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
 
     fn take(cursor: &mut Cursor, keys: &KeySpace, count: usize) -> Vec<u64> {
         let key = |_| match cursor.next(keys) {
-            Taken::Key(key) => key,
+            NextKey::Key(key) => key,
             other => panic!("{other:?}"),
         };
         (0..count).map(key).collect()
@@ -146,7 +146,7 @@ mod tests {
         let keys = keys(50);
         let mut ordered = Cursor::new(50, true, false, 9);
         assert!(take(&mut ordered, &keys, 50).into_iter().eq(0..50));
-        assert_eq!(ordered.next(&keys), Taken::End);
+        assert_eq!(ordered.next(&keys), NextKey::End);
         let mut random = Cursor::new(50, false, true, 9);
         let passes = [take(&mut random, &keys, 50), take(&mut random, &keys, 50)];
         assert_ne!(passes[0], passes[1]);
@@ -165,11 +165,11 @@ mod tests {
         assert_eq!(take(&mut cursor, &keys, 3), [1, 2, 1]);
         keys.begin_set(1);
         keys.begin_set(2);
-        assert_eq!(cursor.next(&keys), Taken::Busy);
+        assert_eq!(cursor.next(&keys), NextKey::Busy);
         keys.end_set(1, true);
         keys.end_set(2, false);
         assert_eq!(keys.generations(1), Generations { stored: 1, tried: 1 });
         assert_eq!(keys.generations(2), Generations { stored: 0, tried: 1 });
-        assert!(matches!(cursor.next(&keys), Taken::Key(1 | 2)));
+        assert!(matches!(cursor.next(&keys), NextKey::Key(1 | 2)));
     }
 }

@@ -23,7 +23,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(60);
 const STOPPING_STALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// A completion, and when it was drained.
-pub(crate) struct Arrived {
+pub(crate) struct Arrival {
     pub(crate) completion: Completion,
     pub(crate) at: Instant,
 }
@@ -38,9 +38,9 @@ struct State {
     /// Which job waits for which batch.
     owners: HashMap<u64, usize>,
     /// Drained before the thread that submitted it could say whose it is.
-    unclaimed: HashMap<u64, Arrived>,
+    unclaimed: HashMap<u64, Arrival>,
     /// One per job.
-    mailboxes: Vec<Vec<Arrived>>,
+    mailboxes: Vec<Vec<Arrival>>,
     waiting: Vec<bool>,
     draining: bool,
     last_sign_of_life: Instant,
@@ -80,7 +80,7 @@ impl Router {
         job: usize,
         connector: &Connector,
         stop: &AtomicBool,
-    ) -> Result<Vec<Arrived>, String> {
+    ) -> Result<Vec<Arrival>, String> {
         let mut state = self.state.lock();
         // Between two waits nobody looked at the store, so that its silence says nothing.
         if !state.draining {
@@ -114,7 +114,7 @@ impl Router {
                 moved = moved_until_now;
             }
             for completion in completions {
-                self.deliver(&mut state, Arrived { completion, at });
+                self.deliver(&mut state, Arrival { completion, at });
             }
             let silent = at.duration_since(state.last_sign_of_life);
             let stopping = stop.load(Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl Router {
         }
     }
 
-    fn deliver(&self, state: &mut State, arrived: Arrived) {
+    fn deliver(&self, state: &mut State, arrived: Arrival) {
         let future_id = arrived.completion.future_id;
         match state.owners.remove(&future_id) {
             Some(job) => {

@@ -85,9 +85,9 @@ def facts_of_all(paths: Sequence[Path], index_path: Path | None) -> list[dict[st
         Failure: There is no store, or it has further paths.
     """
     facts = [facts_of(path, index_path) for path in paths]
-    shared_by = {store_id for one in facts for store_id in one["shared_by"]}
-    if further := shared_by - {one["store_id"] for one in facts}:
-        message = f"the store has {len(shared_by)} paths: name the {len(further)} others as well"
+    members = {store_id for one in facts for store_id in one["members"]}
+    if further := members - {one["store_id"] for one in facts}:
+        message = f"the store has {len(members)} paths: name the {len(further)} others as well"
         raise Failure(message)
     return facts
 

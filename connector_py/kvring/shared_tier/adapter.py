@@ -19,7 +19,7 @@ from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
 from kvring.logs import warn
 from kvring.shared_tier import metrics
 from kvring.shared_tier.buffers import Buffers
-from kvring.shared_tier.finds import Finds
+from kvring.shared_tier.key_locks import KeyLocks
 from kvring.shared_tier.options import MEANINGS, SharedOptions
 from kvring.shared_tier.sidecars import Sidecar
 from kvring.shared_tier.tier import SharedTier
@@ -89,7 +89,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         self._lookups: dict[int, Bitmap | None] = {}
         self._loads: dict[int, _Load] = {}
         self._load_numbers = itertools.count()
-        self._finds = Finds()
+        self._locks = KeyLocks()
         super().__init__(config.options, l1_memory_desc)
         shared = config.shared_options
         self._buffers = Buffers(shared.limits.buffer_bytes)
@@ -136,7 +136,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         assert bitmap is not None
         missing = [number for number in range(len(keys)) if not bitmap.test(number)]
         with self._lock:
-            self._finds.note((key, None) for key in bitmap.gather(keys))
+            self._locks.note((key, None) for key in bitmap.gather(keys))
             self._lookups[task] = None if missing else bitmap
         if not missing:
             return task
@@ -149,7 +149,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
             }
             bitmap.batched_set(list(found))
             with self._lock:
-                self._finds.note((keys[number], sidecar) for number, sidecar in found.items())
+                self._locks.note((keys[number], sidecar) for number, sidecar in found.items())
                 self._lookups[task] = bitmap
             os.eventfd_write(self.get_lookup_and_lock_event_fd(), 1)
 
@@ -166,7 +166,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Give locks of lookups back."""
         with self._lock:
-            local = [key for key in keys if self._finds.unlock(key)]
+            local = [key for key in keys if self._locks.unlock(key)]
         super().submit_unlock(local)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
@@ -175,7 +175,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
             sidecars = {
                 number: sidecar
                 for number, key in enumerate(keys)
-                if (sidecar := self._finds.newest(key)) is not None
+                if (sidecar := self._locks.newest(key)) is not None
             }
             load = _Load(
                 len(keys),

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["Told", "collector", "report"]
+__all__ = ["TierReport", "collector", "report"]
 
 # By their names in `/status`, and as counters of Prometheus.
 _COUNTERS: Final = {
@@ -27,7 +27,7 @@ _COUNTERS: Final = {
 }
 
 
-class Told(Protocol):
+class TierReport(Protocol):
     """What tells of a shared tier."""
 
     name: str
@@ -42,7 +42,7 @@ class Told(Protocol):
         """Memory of `shared_buffer` that is in use."""
 
 
-def report(tier: Told) -> dict[str, Any]:
+def report(tier: TierReport) -> dict[str, Any]:
     """Describe a shared tier, for `/status`."""
     return {
         "name": tier.name,
@@ -58,11 +58,11 @@ class _Collector:
     def __init__(self) -> None:
         self._tiers: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
-    def add(self, store: str, tier: Told) -> None:
+    def add(self, store: str, tier: TierReport) -> None:
         """Tell of the shared tier behind a store from now on."""
         self._tiers[store] = tier
 
-    def remove(self, store: str, tier: Told) -> None:
+    def remove(self, store: str, tier: TierReport) -> None:
         """Tell nothing of it any more. Another one may have its place by now."""
         if self._tiers.get(store) is tier:
             del self._tiers[store]

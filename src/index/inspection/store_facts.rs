@@ -24,7 +24,7 @@ pub struct StoreFacts {
     pub layout: Option<Layout>,
     /// The ids of the stores that share its keys, its own as well; empty of one that shares them with nobody, or where that
     /// is damaged.
-    pub shared_by: Vec<String>,
+    pub members: Vec<String>,
     /// Bytes of its index that are in use.
     pub index_bytes: u64,
     /// When it was opened last, Unix time in ms; `None` if that is damaged.
@@ -80,7 +80,7 @@ impl StoredChunks {
         let holder = holder_of(&index.file).or_else(noted).filter(Owner::is_alive_here);
         Ok(StoreFacts {
             store_id: id_text(header.store_id),
-            shared_by: match Sharing::read(index) {
+            members: match Sharing::read(index) {
                 Sharing::With(set) => set.members().iter().copied().map(id_text).collect(),
                 _ => Vec::new(),
             },

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, generate_latest
 import kvring
 from kvring.lmcache import KvringL2Adapter, KvringSharedL2AdapterConfig
 from kvring.shared_tier.buffers import Buffers
-from kvring.shared_tier.finds import Finds
+from kvring.shared_tier.key_locks import KeyLocks
 from kvring.shared_tier.sidecars import Sidecar
 from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
@@ -170,8 +170,8 @@ def test_a_lookup_that_is_never_unlocked_costs_no_hit(make_node: MakeNode) -> No
 def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr("kvring.shared_tier.finds.time", clock)
-    finds, there = Finds(), Sidecar(1, 2)
+    monkeypatch.setattr("kvring.shared_tier.key_locks.time", clock)
+    finds, there = KeyLocks(), Sidecar(1, 2)
     (key,) = keys_of([1])
     finds.note([(key, None), (key, there)])
     now_s = 599.0

@@ -244,7 +244,7 @@ fn facts_tell_whether_it_was_closed_and_with_whom_it_shares_keys() {
     Connector::open(config_of(&paths, CAPACITY)).unwrap().close();
     let found = paths.each_ref().map(|path| facts(path));
     for one in &found {
-        let mut ids: Vec<&str> = one.shared_by.iter().map(String::as_str).collect();
+        let mut ids: Vec<&str> = one.members.iter().map(String::as_str).collect();
         let mut expected = found.each_ref().map(|other| other.store_id.as_str());
         ids.sort_unstable();
         expected.sort_unstable();

@@ -15,7 +15,7 @@ pub(crate) type ByTask = HashMap<u64, Completion>;
 
 /// Completions of a connector's common queue, by task. Nobody else takes any from there.
 #[derive(Default)]
-pub(crate) struct Finished {
+pub(crate) struct CompletedTasks {
     state: Mutex<State>,
     /// Completions have come, or the thread that polled polls no more.
     changed: Condvar,
@@ -28,7 +28,7 @@ struct State {
     is_polled: bool,
 }
 
-impl Finished {
+impl CompletedTasks {
     /// Takes what has completed, and lets `of` look at all that is there. No Python may run in it: another thread could wait for the
     /// lock with the GIL.
     pub(crate) fn take<T>(&self, core: &Connector, of: impl FnOnce(&mut ByTask) -> T) -> T {
