@@ -119,7 +119,7 @@ def test_locks_of_both_are_given_back(make_node: MakeNode) -> None:
     until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
     assert second.fetch(NUMBERS) == ALL
     assert second.adapter.report_status()["locked_keys"] == 0
-    assert not second.adapter._finds
+    assert not second.adapter._locks
 
 
 def test_a_full_buffer_costs_the_shared_tier_and_not_the_store(
@@ -153,7 +153,7 @@ def test_what_came_here_since_its_lookup_is_loaded_from_here(
     redis.resume()
     second.unlock(NUMBERS)
     assert second.adapter.report_status()["locked_keys"] == 0
-    assert not second.adapter._finds
+    assert not second.adapter._locks
 
 
 def test_a_lookup_that_is_never_unlocked_costs_no_hit(make_node: MakeNode) -> None:
@@ -171,19 +171,19 @@ def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
     monkeypatch.setattr("kvring.shared_tier.key_locks.time", clock)
-    finds, there = KeyLocks(), Sidecar(1, 2)
+    locks, there = KeyLocks(), Sidecar(1, 2)
     (key,) = keys_of([1])
-    finds.note([(key, None), (key, there)])
+    locks.note([(key, None), (key, there)])
     now_s = 599.0
-    assert finds.newest(key) == there
+    assert locks.newest(key) == there
     now_s = 600.0
-    assert finds.newest(key) is None
-    finds.note([(key, there)])
-    assert [finds.unlock(key), finds.unlock(key)] == [False, True]
+    assert locks.newest(key) is None
+    locks.note([(key, there)])
+    assert [locks.unlock(key), locks.unlock(key)] == [False, True]
     for number in range(100_000):
         now_s += 1.0
-        finds.note([(keys_of([number])[0], there)])
-    assert len(finds) < 10_000
+        locks.note([(keys_of([number])[0], there)])
+    assert len(locks) < 10_000
 
 
 def test_a_batch_of_several_lengths_is_stored_and_loaded(
