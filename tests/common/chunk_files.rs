@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvring::{Config, Connector, Layout};
+use kvring::{Config, Layout};
 
 use super::{Client, MIB};
 
@@ -17,7 +17,7 @@ pub(crate) fn config(directory: &Path, capacity_bytes: u64) -> Config {
 }
 
 pub(crate) fn open(directory: &Path) -> Client {
-    Client::from(Connector::open(config(directory, CAPACITY)).unwrap())
+    Client::with(config(directory, CAPACITY))
 }
 
 /// All files below `chunks`, from there on.

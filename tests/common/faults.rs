@@ -9,7 +9,7 @@ use std::time::Duration;
 use kvring::EngineError;
 use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
 
-use super::{Client, MIB, real_engine};
+use super::{Client, MIB, config, once, real_engine};
 
 /// What befalls one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub(crate) struct FaultEngine {
     shortened: Vec<Box<[libc::iovec; 2]>>,
     /// While set, nothing that is done is reported.
     stuck: Arc<AtomicBool>,
+    /// A cancel ends that.
+    is_cancellable: bool,
     reaping: Reaping,
 }
 
@@ -67,6 +69,7 @@ impl FaultEngine {
             failed: Vec::new(),
             shortened: Vec::new(),
             stuck,
+            is_cancellable: false,
             reaping: Box::new(|_| ()),
         })
     }
@@ -74,6 +77,11 @@ impl FaultEngine {
     /// The same engine, which has `reaping` look at what it is about to report.
     pub(crate) fn watched(self, reaping: Reaping) -> Self {
         Self { reaping, ..self }
+    }
+
+    /// The same engine, which gives up what it has when that is cancelled, though it is stuck.
+    pub(crate) fn cancellable(self) -> Self {
+        Self { is_cancellable: true, ..self }
     }
 
     /// The same engine, which tells when it was asked to give up what is under way.
@@ -161,8 +169,51 @@ impl Engine for FaultEngine {
     /// The disk lets itself be cancelled, as reads through kernel worker threads do.
     fn cancel_all(&mut self) {
         self.cancelled.store(true, Ordering::SeqCst);
+        if self.is_cancellable {
+            self.stuck.store(false, Ordering::SeqCst);
+        }
         self.real.cancel_all();
     }
+}
+
+/// The engine of a store with one reactor, which does what the script says.
+pub(crate) fn scripted(
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> impl FnMut(usize, Arc<Waker>) -> Result<FaultEngine, EngineError> {
+    scripted_and_stuck(Arc::default(), script)
+}
+
+/// The engine of a store with one reactor. Nothing that is done is reported while `stuck` is set.
+pub(crate) fn scripted_and_stuck(
+    stuck: Arc<AtomicBool>,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> impl FnMut(usize, Arc<Waker>) -> Result<FaultEngine, EngineError> {
+    once(|queue_depth, waker| FaultEngine::new(queue_depth, waker, Box::new(script), stuck))
+}
+
+/// Engines of paths with a reactor each. That of path `number` does what the script says.
+pub(crate) fn scripted_on(
+    number: usize,
+    script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
+) -> impl FnMut(usize, Arc<Waker>) -> Result<FaultEngine, EngineError> {
+    let (mut made, mut script) = (0, Some(Box::new(script)));
+    move |queue_depth, waker| {
+        let script: Script = match made == number {
+            true => script.take().expect("one reactor"),
+            false => Box::new(|_, _, _| Fault::None),
+        };
+        made += 1;
+        FaultEngine::new(queue_depth, waker, script, Arc::default())
+    }
+}
+
+/// A script that fails everything with this while the switch is on.
+pub(crate) fn failing(
+    fault: Fault,
+    is_on: &Arc<AtomicBool>,
+) -> impl FnMut(u64, Action, usize) -> Fault + Send + use<> {
+    let is_on = Arc::clone(is_on);
+    move |_, _, _| if is_on.load(Ordering::SeqCst) { fault } else { Fault::None }
 }
 
 /// A store of 256 MiB whose device does what the script says.
@@ -179,7 +230,5 @@ pub(crate) fn faulty_and_stuck(
     stuck: Arc<AtomicBool>,
     script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
 ) -> Client {
-    Client::open_with_engine(directory, 256 * MIB, move |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
-    })
+    Client::over(config(directory, 256 * MIB), scripted_and_stuck(stuck, script))
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kvring::EngineError;
 use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
+use kvring::{Config, EngineError};
 use parking_lot::Mutex;
 
-use super::{eventually, real_engine};
+use super::{Client, eventually, real_engine};
 
 /// What the test says, and what it sees.
 #[derive(Default)]
@@ -27,13 +27,20 @@ struct State {
 pub(crate) struct HeldBack(Arc<Mutex<State>>);
 
 impl HeldBack {
-    /// An engine below this hand.
-    pub(crate) fn engine(
+    /// A store whose transfers the test can hold back.
+    pub(crate) fn open(config: Config) -> (Client, Self) {
+        let held = Self::default();
+        (Client::over(config, held.engines()), held)
+    }
+
+    /// Makes engines below this hand.
+    pub(crate) fn engines(
         &self,
-        queue_depth: usize,
-        waker: Arc<Waker>,
-    ) -> Result<HoldingEngine, EngineError> {
-        Ok(self.above(real_engine(queue_depth, Arc::clone(&waker))?, waker))
+    ) -> impl FnMut(usize, Arc<Waker>) -> Result<HoldingEngine, EngineError> + use<> {
+        let held = self.clone();
+        move |queue_depth, waker| {
+            Ok(held.above(real_engine(queue_depth, Arc::clone(&waker))?, waker))
+        }
     }
 
     /// The same above another engine, which gets what is held once it may go.

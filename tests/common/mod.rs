@@ -13,7 +13,8 @@ pub(crate) mod random;
 pub(crate) mod records;
 
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -26,6 +27,7 @@ use kvring::{
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tempfile::TempDir;
 
 pub(crate) use self::memory::Memory;
 use self::memory::Use;
@@ -53,6 +55,22 @@ pub(crate) fn key(number: u64) -> String {
     format!("test/model@00000000@0@{number:064x}")
 }
 
+pub(crate) fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<String> {
+    numbers.into_iter().map(key).collect()
+}
+
+/// Paths of a store, which are not there yet, and the directory that they go with.
+pub(crate) fn new_paths(count: usize) -> (TempDir, Vec<PathBuf>) {
+    let root = tempfile::tempdir().unwrap();
+    let paths = (0..count).map(|number| root.path().join(format!("disk{number}"))).collect();
+    (root, paths)
+}
+
+/// Where an open file is.
+pub(crate) fn path_of(file: &File) -> PathBuf {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap()
+}
+
 /// A connector and the completions that came while others were waited for.
 pub(crate) struct Client {
     pub(crate) connector: Connector,
@@ -61,16 +79,20 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn open(path: &Path, capacity_bytes: u64) -> Self {
-        Self::from(Connector::open(config(path, capacity_bytes)).unwrap())
+        Self::with(config(path, capacity_bytes))
     }
 
-    pub(crate) fn open_with_engine<E, M>(path: &Path, capacity_bytes: u64, make_engine: M) -> Self
+    pub(crate) fn with(config: Config) -> Self {
+        Self::from(Connector::open(config).unwrap())
+    }
+
+    /// Over engines of the test's: one for each reactor of each path, in the order of the paths.
+    pub(crate) fn over<E, M>(config: Config, make_engine: M) -> Self
     where
         E: Engine + 'static,
-        M: FnOnce(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
+        M: FnMut(usize, Arc<Waker>) -> Result<E, EngineError> + Send + 'static,
     {
-        let config = config(path, capacity_bytes);
-        Self::from(Connector::open_with_engine(config, once(make_engine)).unwrap())
+        Self::from(Connector::open_with_engine(config, make_engine).unwrap())
     }
 
     /// Closes it, and works on what is queued for so long; what is in the device then may take its time.
@@ -155,6 +177,7 @@ impl Client {
 
     /// Everything fits together, and no space is lost once nothing moves any more.
     pub(crate) fn assert_consistent(&self) {
+        let hangs = Instant::now() + HANG_TIMEOUT;
         loop {
             let check = self.connector.check().expect("an open store");
             assert_eq!(check.problems, Vec::<String>::new());
@@ -162,6 +185,7 @@ impl Client {
                 return;
             }
             // What was deleted is freed behind it.
+            assert!(Instant::now() < hangs, "space is lost: {check:?}");
             std::thread::yield_now();
         }
     }
@@ -259,6 +283,18 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < hangs, "{what}: does not come");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Does the same for each of these at a time: where most of it is waiting.
+pub(crate) fn side_by_side<T: Send>(
+    all: impl IntoIterator<Item = T>,
+    work: impl Fn(T) + Send + Sync,
+) {
+    std::thread::scope(|scope| {
+        for one in all {
+            scope.spawn(|| work(one));
+        }
+    });
 }
 
 /// What a directory and everything in it takes: by length, or by blocks, whichever is more. Files come and go while it is

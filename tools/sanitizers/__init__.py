@@ -44,7 +44,6 @@ _RUST_LEFT_OUT = {"damage": ("every_bit_of",)}
 # A device that never answers has memory that is leaked, as is promised. These run by themselves,
 # and leaks are not looked for.
 _LEAKING = {
-    "lifecycle": ("close_says_whether_the_kernel_still_has_memory",),
     "faults": ("a_stuck_device_leaks_rather_than_hangs",),
     "kvring": ("what_is_under_way_cannot_be_taken_out",),
 }

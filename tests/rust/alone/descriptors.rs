@@ -82,7 +82,7 @@ fn an_open_that_gets_no_descriptor_leaves_none_behind() {
     let parent = tempfile::tempdir().unwrap();
     let grown =
         Config { layout: Layout::Extents, ..config(&parent.path().join("store"), 256 * MIB) };
-    let client = Client::from(Connector::open(grown).unwrap());
+    let client = Client::with(grown);
     let chunk = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..200).map(|number| number.to_string()).collect();
     let store_all = || keys.iter().for_each(|key| assert!(client.set_one(key, &chunk), "{key}"));
@@ -97,13 +97,11 @@ fn an_open_that_gets_no_descriptor_leaves_none_behind() {
 
     // A close has none either: all that it has it gives back.
     let before = open_files();
-    let client =
-        Client::from(Connector::open(extents(directory.path(), EngineChoice::Auto)).unwrap());
+    let client = Client::with(extents(directory.path(), EngineChoice::Auto));
     assert!(client.set_one("key", &Memory::patterned(5000, 0, 1)));
     let (clean, ()) = with_spare(0, || (client.connector.close().clean, drop(client)));
     assert!(clean);
     assert_eq!(open_files(), before);
-    let client =
-        Client::from(Connector::open(extents(directory.path(), EngineChoice::Auto)).unwrap());
+    let client = Client::with(extents(directory.path(), EngineChoice::Auto));
     assert!(client.get_one("key", 5000).is_some());
 }

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::faults::{Fault, FaultEngine, Script};
 use common::{Client, MIB, Memory, config_of, eventually, key, logged};
-use kvring::Connector;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 const LENGTH: usize = 5000;
@@ -35,7 +34,7 @@ fn only_a_path_s_own_errors_take_it_out() {
     };
     let mut config = config_of(&paths, 64 * MIB);
     config.io_threads = Some(1);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let client = Client::over(config, make_engine);
     let memory = Memory::patterned(LENGTH, 0, 1);
     let store = |numbers: std::ops::Range<u64>| {
         numbers.filter(|number| client.set_one(&key(*number), &memory)).count()

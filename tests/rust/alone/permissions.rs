@@ -168,7 +168,7 @@ fn files_of_another_user_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let open = || {
             let config = Config { layout, ..config(directory.path(), CAPACITY) };
-            Client::from(Connector::open(config).unwrap())
+            Client::with(config)
         };
         let client = open();
         store_some(&client);
@@ -202,7 +202,7 @@ fn a_chunk_file_of_another_user_is_not_read() {
     }
     let directory = tempfile::tempdir().unwrap();
     let config = Config { layout: Layout::Files, ..config(directory.path(), CAPACITY) };
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     store_some(&client);
     let (file, _) = common::chunks::place(directory.path(), &key(7));
     given_away(&file, || assert_eq!(client.get_one(&key(7), 5000), None));

@@ -5,57 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine};
-use crate::common::{Client, MIB, Memory, config, key, once, pattern};
-use kvring::testing::{Action, Engine, Reaped, Transfer};
-use kvring::{Config, Connector, EngineError, FailureCode};
+use crate::common::faults::{Fault, scripted_and_stuck};
+use crate::common::{Client, MIB, Memory, config, key, pattern};
+use kvring::testing::Action;
+use kvring::{Config, FailureCode};
 
-/// A device that does nothing while `stuck` is set, and gives up what it has when that is cancelled.
-struct StuckUntilCancelled {
-    device: FaultEngine,
-    stuck: Arc<AtomicBool>,
-}
-
-impl Engine for StuckUntilCancelled {
-    fn description(&self) -> String {
-        self.device.description()
-    }
-
-    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        // SAFETY: the contract of this function.
-        unsafe { self.device.submit(transfer) }
-    }
-
-    fn reap(
-        &mut self,
-        timeout: Option<Duration>,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        self.device.reap(timeout, reaped)
-    }
-
-    fn cancel_all(&mut self) {
-        self.device.cancel_all();
-        self.stuck.store(false, Ordering::SeqCst);
-    }
-}
-
-/// A store whose device does nothing while `stuck` is set, and then fails writes of two blocks.
+/// A store whose device does nothing while `stuck` is set, or until it is cancelled, and then fails writes of two blocks.
 fn open(directory: &Path, stuck: &Arc<AtomicBool>, set_up: impl FnOnce(&mut Config)) -> Client {
     let mut config = config(directory, 256 * MIB);
     config.tuning.set_queue_operations = 3;
     config.set_queue_bytes = MIB;
     set_up(&mut config);
-    let stuck = Arc::clone(stuck);
-    let make_engine = once(move |queue_depth, waker| {
-        let script = |_, action, length| match (action, length) {
-            (Action::Write, 8192) => Fault::Errno(libc::EIO),
-            _ => Fault::None,
-        };
-        let device = FaultEngine::new(queue_depth, waker, Box::new(script), Arc::clone(&stuck))?;
-        Ok(StuckUntilCancelled { device, stuck })
+    let mut engine = scripted_and_stuck(Arc::clone(stuck), |_, action, length| match action {
+        Action::Write if length == 8192 => Fault::Errno(libc::EIO),
+        _ => Fault::None,
     });
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    Client::over(config, move |queue_depth, waker| Ok(engine(queue_depth, waker)?.cancellable()))
 }
 
 fn queued(client: &Client) -> (u64, u64) {

@@ -2,7 +2,7 @@
 
 use crate::common::{Client, MIB, Memory, config, key, pattern, real_engine};
 use kvring::testing::Waker;
-use kvring::{BLOCK_BYTES, Connector, Durability, SubmitError};
+use kvring::{BLOCK_BYTES, Durability, SubmitError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -138,19 +138,6 @@ fn storing_again() {
     );
 }
 
-/// Lines 13 and 15: a delete is seen at once, and a key that is not here is answered true.
-#[test]
-fn delete() {
-    let (_directory, client) = open();
-    let keys: Vec<String> = (0..3).map(key).collect();
-    let memory = Memory::patterned(70_000, 0, 1);
-    assert!(client.set(&keys, &[&memory; 3]).ok);
-    assert_eq!(client.delete(&[key(1), key(77)]), [true, true]);
-    assert_eq!(client.exists(&keys), [true, false, true]);
-    assert_eq!(client.get_one(&key(1), 70_000), None);
-    assert_eq!(client.get_one(&key(2), 70_000).unwrap(), pattern(70_000, 1));
-}
-
 /// Line 14: operations on one key keep their order, submitted without waiting for each other. What a SET replaces may be
 /// read until that is answered.
 #[test]
@@ -274,7 +261,7 @@ fn registered_files_on_and_off() {
         config.tuning.registered_files = registered;
         // Syncs name files too.
         config.durability = Durability::Persistent;
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let expected = registered && engine_has_them;
         assert_eq!(client.connector.stats().engine.contains("registered_files"), expected);
         assert!(client.set_one(&key(round), &Memory::patterned(length, 0, round)));

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::{Client, MIB, Memory, config, key, once, pattern, real_engine};
+use kvring::EngineError;
 use kvring::testing::{Action, Engine, Reaped, Transfer};
-use kvring::{Connector, EngineError};
 
 /// An engine that works on `2 * EACH` transfers at a time, and notes how many it is given.
 struct Shallow {
@@ -72,7 +72,7 @@ fn an_engine_gets_half_of_what_it_can_do_as_loads_and_half_as_stores() {
         }
     });
     let config = config(directory.path(), 256 * MIB);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let client = Client::over(config, make_engine);
     let keys: Vec<String> = (0..64).map(key).collect();
     let stored: Vec<Memory> = (0..64).map(|seed| Memory::patterned(20_000, 0, seed)).collect();
     assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);

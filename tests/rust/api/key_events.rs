@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine, Script};
+use crate::common::faults::{Fault, failing, scripted_on};
 use crate::common::random::Random;
-use crate::common::{Client, MIB, Memory, config, config_of, eventually, key};
+use crate::common::{Client, MIB, Memory, config, config_of, eventually, key, new_paths};
 use kvring::{Connector, KeyChange, KeyEvent};
 
 /// Books of a store by what is told of it.
@@ -71,7 +71,7 @@ fn books_that_follow_are_those_of_the_store() {
         let mut config = config(directory.path(), 16 * MIB);
         config.ttl = Some(Duration::from_secs(3600));
         config.lease_s = 0;
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let memory: Vec<Memory> =
             (1..4).map(|size| Memory::patterned(size * 40_000, 0, size as u64)).collect();
         let mut random = Random::new(seed);
@@ -113,7 +113,7 @@ fn books_that_follow_are_those_of_the_store() {
 fn what_a_store_had_is_told_by_its_last_use() {
     let directory = tempfile::tempdir().unwrap();
     let memory = Memory::patterned(5000, 0, 1);
-    let open = || Client::from(Connector::open(config(directory.path(), 16 * MIB)).unwrap());
+    let open = || Client::with(config(directory.path(), 16 * MIB));
     let client = open();
     let keys: Vec<String> = (0..50).map(key).collect();
     for key in &keys {
@@ -149,22 +149,10 @@ fn what_a_store_had_is_told_by_its_last_use() {
 
 #[test]
 fn a_path_that_fails_takes_its_keys_along() {
-    let root = tempfile::tempdir().unwrap();
-    let paths = [root.path().join("one"), root.path().join("two")];
+    let (_root, paths) = new_paths(2);
     let fails = Arc::new(AtomicBool::new(false));
-    let (engines, switch) = (AtomicU64::new(0), Arc::clone(&fails));
-    let make_engine = move |queue_depth, waker| {
-        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
-        let fails = Arc::clone(&switch);
-        let script: Script =
-            Box::new(move |_, _, _| match fails.load(Ordering::SeqCst) && is_second {
-                true => Fault::Errno(libc::ENODEV),
-                false => Fault::None,
-            });
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    };
-    let config = config_of(&paths, 64 * MIB);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let engines = scripted_on(1, failing(Fault::Errno(libc::ENODEV), &fails));
+    let client = Client::over(config_of(&paths, 64 * MIB), engines);
     let memory = Memory::patterned(5000, 0, 1);
     let keys: Vec<String> = (0..100).map(key).collect();
     assert!(client.set(&keys, &[&memory; 100]).ok);

@@ -6,36 +6,13 @@ use std::time::Duration;
 use crate::common::held_back::HeldBack;
 use crate::common::{Client, MIB, Memory, config, key, pattern};
 use kvring::testing::Action;
-use kvring::{Checksum, Config, Connector, Durability};
-
-/// A DELETE that is answered while two SETs are on their way reaches the first of them too.
-#[test]
-fn a_delete_behind_two_sets_reaches_both() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = Client::open(directory.path(), 64 * MIB);
-    let (first, second) =
-        (Memory::patterned(4 * MIB as usize, 0, 1), Memory::patterned(4096, 0, 2));
-    for _ in 0..50 {
-        let ids =
-            [client.submit_set(&[key(1)], &[&first]), client.submit_set(&[key(1)], &[&second])];
-        assert_eq!(client.delete(&[key(1)]), [true]);
-        assert!(ids.iter().all(|id| client.wait(*id).ok));
-        assert_eq!(client.exists(&[key(1)]), [false]);
-    }
-    client.connector.close();
-    let client = Client::open(directory.path(), 64 * MIB);
-    let stats = client.connector.stats();
-    assert_eq!((stats.keys, stats.records, stats.allocated_bytes), (0, 0, 0));
-}
+use kvring::{Checksum, Config, Durability};
 
 /// A store whose transfers the test can hold back.
 fn open(directory: &Path, set_up: impl FnOnce(&mut Config)) -> (Client, HeldBack) {
     let mut config = config(directory, 256 * MIB);
     set_up(&mut config);
-    let held = HeldBack::default();
-    let engines = held.clone();
-    let make_engine = move |queue_depth, waker| engines.engine(queue_depth, waker);
-    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), held)
+    HeldBack::open(config)
 }
 
 const LENGTH: usize = 16 << 10;

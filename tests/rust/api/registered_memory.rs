@@ -69,7 +69,7 @@ fn every_reactor_of_every_path_knows_it() {
     let paths = directories.each_ref().map(|directory| directory.path().to_owned());
     let mut config = crate::common::config_of(&paths, 64 * MIB);
     config.io_threads = Some(2);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let has_rings = client.connector.stats().engine.contains("io_uring");
     let memory = Memory::new(LENGTH, 0);
     let handle = register(&client.connector, &memory, 0..LENGTH);

@@ -2,15 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Client, MIB, Memory, config, eventually, key, layout, logged};
+use crate::common::{Client, MIB, Memory, config, eventually, key, layout, logged, path_of};
 use kvring::testing::{FileOperations, SystemFiles};
-use kvring::{Connector, Durability, Layout};
+use kvring::{Durability, Layout};
 
 const INDEX: &str = "index.kvring";
 const PERIOD: Duration = Duration::from_millis(5);
@@ -24,8 +23,7 @@ struct Syncs {
 
 impl Syncs {
     fn note(&self, file: &File, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let name = path_of(file).file_name().unwrap().to_str().unwrap().to_owned();
         self.names.lock().unwrap().push(name);
         match self.fail.load(Ordering::SeqCst) {
             true => Err(io::Error::from_raw_os_error(libc::EIO)),
@@ -41,7 +39,7 @@ impl Syncs {
         let mut config = config(directory, 64 * MIB);
         (config.durability, config.tuning.flush_period) = (durability, PERIOD);
         config.files = Arc::<Self>::clone(self);
-        Client::from(Connector::open(config).unwrap())
+        Client::with(config)
     }
 }
 

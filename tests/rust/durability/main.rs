@@ -12,5 +12,6 @@ mod simulated_engine;
 mod turns;
 
 mod durability;
+mod failed_groups;
 mod flushes;
 mod power_loss;

@@ -3,33 +3,21 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine, Script};
-use crate::common::{Client, MIB, Memory, config_of, eventually, key};
-use kvring::Connector;
+use crate::common::faults::{Fault, FaultEngine, Script, failing, scripted_on};
+use crate::common::{Client, MIB, Memory, config_of, eventually, keys, new_paths, path_of};
 use kvring::testing::{FileOperations, SystemFiles, Waker};
 
 const KEYS: u64 = 200;
 
 /// A store whose last path does nothing but `fault` from the moment on in which `fails` is set.
 fn open(paths: &[PathBuf], fails: &Arc<AtomicBool>, fault: Fault) -> Client {
-    let (last, engines, fails) = (paths.len() - 1, AtomicUsize::new(0), Arc::clone(fails));
-    let make_engine = move |queue_depth, waker| {
-        let is_last = engines.fetch_add(1, Ordering::SeqCst) == last;
-        let fails = Arc::clone(&fails);
-        let script: Script = Box::new(move |_, _, _| match fails.load(Ordering::SeqCst) {
-            true if is_last => fault,
-            _ => Fault::None,
-        });
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    };
-    let config = config_of(paths, 64 * MIB);
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    let engines = scripted_on(paths.len() - 1, failing(fault, fails));
+    Client::over(config_of(paths, 64 * MIB), engines)
 }
 
 /// Which of `keys` are loaded now.
@@ -47,24 +35,22 @@ fn loaded(client: &Client, keys: &[String]) -> Vec<bool> {
 fn what_nobody_can_load_does_not_exist() {
     for fault in [Fault::Panic, Fault::Refused] {
         for count in [1, 2] {
-            let root = tempfile::tempdir().unwrap();
-            let paths: Vec<PathBuf> =
-                (0..count).map(|number| root.path().join(format!("disk{number}"))).collect();
+            let (_root, paths) = new_paths(count);
             let fails = Arc::new(AtomicBool::new(false));
             let client = open(&paths, &fails, fault);
-            let keys: Vec<String> = (0..KEYS).map(key).collect();
+            let keys = keys(0..KEYS);
             let memory = Memory::patterned(4096, 0, 1);
             assert!(client.set(&keys, &vec![&memory; keys.len()]).ok);
             assert_eq!(client.exists(&keys), vec![true; keys.len()]);
 
             fails.store(true, Ordering::SeqCst);
-            let failing = keys.iter().find(|key| !loaded(&client, &[(*key).clone()])[0]);
-            let failing = failing.expect("some keys are on the path that fails").clone();
+            let lost = keys.iter().find(|key| !loaded(&client, &[(*key).clone()])[0]);
+            let lost = lost.expect("some keys are on the path that fails").clone();
             let exists = client.exists(&keys);
             assert_eq!(exists, loaded(&client, &keys), "{fault:?}, {count} paths");
             assert_eq!(exists.contains(&true), count > 1, "the other path goes on");
 
-            let first = [failing.clone(), keys[0].clone()];
+            let first = [lost, keys[0].clone()];
             let prefix = client.connector.submit_prefix(&first).unwrap();
             assert_eq!(client.wait(prefix).results, [false, false]);
             assert_eq!(client.connector.pin(&first[..1]).unwrap(), [false]);
@@ -90,8 +76,7 @@ impl fmt::Debug for LostWithReactor {
 
 impl FileOperations for LostWithReactor {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-        let is_second = path.components().any(|part| part.as_os_str() == "disk1");
+        let is_second = path_of(file).components().any(|part| part.as_os_str() == "disk1");
         let waker = self.waker.lock().unwrap().clone();
         let Some(waker) = waker.filter(|_| is_second) else {
             return SystemFiles.write_at(file, bytes, offset);
@@ -108,9 +93,7 @@ impl FileOperations for LostWithReactor {
 
 #[test]
 fn a_path_that_fails_while_it_is_opened_takes_no_other_one_out() {
-    let root = tempfile::tempdir().unwrap();
-    let paths: Vec<PathBuf> =
-        (0..3).map(|number| root.path().join(format!("disk{number}"))).collect();
+    let (_root, paths) = new_paths(3);
     let files = Arc::new(LostWithReactor::default());
     let mut config = config_of(&paths, 64 * MIB);
     config.io_threads = Some(1);
@@ -131,7 +114,7 @@ fn a_path_that_fails_while_it_is_opened_takes_no_other_one_out() {
             }
         })))
     };
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let client = Client::over(config, make_engine);
     // An alarm would be heard by then.
     std::thread::sleep(Duration::from_millis(200));
     let in_use: Vec<bool> = client.connector.stats().paths.iter().map(|path| path.in_use).collect();

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine, faulty, faulty_and_stuck};
-use crate::common::{Client, MIB, Memory, config, eventually, key, logged, pattern};
+use crate::common::faults::{Fault, faulty, faulty_and_stuck, scripted, scripted_and_stuck};
+use crate::common::{Client, MIB, Memory, config, eventually, key, keys, logged, pattern};
 use kvring::testing::Action;
-use kvring::{Connector, Durability, Layout};
+use kvring::{Config, Connector, Durability, Layout};
 use parking_lot::Mutex;
 
 /// Every other transfer stops short, at block boundaries and in the middle of vectors: all of it arrives all the same.
@@ -35,19 +35,6 @@ fn short_transfers_are_continued() {
     assert!(client.counter("transfers_resumed") > 20);
 }
 
-#[test]
-fn interrupted_transfers_are_tried_again() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = faulty(directory.path(), |number, _, _| match number % 4 {
-        0 => Fault::None,
-        1 => Fault::Errno(libc::EINTR),
-        _ => Fault::Errno(libc::EAGAIN),
-    });
-    let stored = Memory::patterned(2 * MIB as usize + 1, 0, 1);
-    assert!(client.set_one("k", &stored));
-    assert!(client.get_one("k", stored.bytes().len()).unwrap() == stored.bytes());
-}
-
 /// A device that is always busy does not hang the caller.
 #[test]
 fn endless_interruptions_end() {
@@ -56,62 +43,6 @@ fn endless_interruptions_end() {
     let completion = client.set(&[key(1)], &[&Memory::patterned(4096, 0, 1)]);
     assert!(!completion.ok && completion.error.contains("cannot write"), "{}", completion.error);
     assert_eq!(client.exists(&[key(1)]), [false]);
-}
-
-/// Line 10: of a SET that fails nothing is visible, its place is free again, and the others of its batch are stored.
-#[test]
-fn failed_writes_fail_their_key_only() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = faulty(directory.path(), |_, action, length| {
-        let poisoned = action == Action::Write && length == 12_288;
-        if poisoned { Fault::Errno(libc::EIO) } else { Fault::None }
-    });
-    let (good, bad) = (Memory::patterned(8192, 0, 1), Memory::patterned(12_288, 0, 2));
-    let long_bad = Memory::patterned(4 * MIB as usize + 12_288, 0, 3);
-    let keys: Vec<String> = (0..4).map(key).collect();
-    let completion = client.set(&keys, &[&good, &bad, &long_bad, &good]);
-    assert!(
-        !completion.ok && completion.error.contains("Input/output error"),
-        "{}",
-        completion.error
-    );
-    assert_eq!(completion.results, [true, false, false, true]);
-    assert_eq!(client.exists(&keys), [true, false, false, true]);
-    client.assert_consistent();
-    assert_eq!(client.connector.stats().allocated_bytes, 16_384);
-    assert_eq!(client.counter("write_errors"), 2);
-}
-
-/// EIO on read is a miss for that key, and the chunk is dropped.
-#[test]
-fn failed_reads_are_misses() {
-    let directory = tempfile::tempdir().unwrap();
-    let failing = Arc::new(AtomicBool::new(true));
-    let client = faulty(directory.path(), {
-        let failing = Arc::clone(&failing);
-        move |_, action, length| {
-            let poisoned = action == Action::Read && length == 12_288;
-            if poisoned && failing.load(Ordering::SeqCst) {
-                Fault::Errno(libc::EIO)
-            } else {
-                Fault::None
-            }
-        }
-    });
-    let (good, bad) = (Memory::patterned(8192, 0, 1), Memory::patterned(12_288, 0, 2));
-    let keys: Vec<String> = (0..3).map(key).collect();
-    assert!(client.set(&keys, &[&good, &bad, &good]).ok);
-    let read: Vec<Memory> = [8192, 12_288, 8192].map(|length| Memory::new(length, 0)).into();
-    let completion = client.get(&keys, &[&read[0], &read[1], &read[2]]);
-    assert!(completion.ok);
-    assert_eq!(completion.results, [true, false, true]);
-    assert_eq!(client.counter("read_errors"), 1);
-    // At the latest when it was tried once more in an idle moment: the others can be read.
-    crate::common::eventually("it is dropped", || client.exists(&keys) == [true, false, true]);
-    failing.store(false, Ordering::SeqCst);
-    assert!(
-        client.set_one(&keys[1], &bad) && client.get_one(&keys[1], 12_288).unwrap() == bad.bytes()
-    );
 }
 
 /// A store whose device is stuck, and fails both attempts at the first write; its writes so far.
@@ -128,26 +59,11 @@ fn stuck_and_failing_first(directory: &Path, stuck: &Arc<AtomicBool>) -> (Client
     (client, writes)
 }
 
-/// The operations that wait behind a failed SET go on: the next SET writes, the GET before it misses.
-#[test]
-fn what_waits_behind_a_failed_write_goes_on() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::default();
-    let (client, writes) = stuck_and_failing_first(directory.path(), &stuck);
-    let (first, second) = (Memory::patterned(4096, 0, 1), Memory::patterned(4096, 0, 2));
-    let (missed, read) = (Memory::new(4096, 0), Memory::new(4096, 0));
-    let name = [key(1)];
-    let ids = [
-        client.submit_set(&name, &[&first]),
-        client.submit_get(&name, &[&missed]),
-        client.submit_set(&name, &[&second]),
-        client.submit_get(&name, &[&read]),
-    ];
-    stuck.store(false, Ordering::SeqCst);
-    let hits: Vec<bool> = ids.iter().map(|id| client.wait(*id).results[0]).collect();
-    assert_eq!(hits, [false, false, true, true]);
-    assert!(read.bytes() == second.bytes() && missed.bytes() == [0; 4096]);
-    assert_eq!((writes.load(Ordering::SeqCst), client.counter("set_failed")), (3, 1));
+/// One piece after the other.
+fn one_at_a_time(directory: &Path) -> Config {
+    let mut config = config(directory, 256 * MIB);
+    config.tuning.queue_depth = Some(1);
+    config
 }
 
 /// Of a chunk whose first piece fails nothing more is written, and what comes behind it has the device.
@@ -155,24 +71,12 @@ fn what_waits_behind_a_failed_write_goes_on() {
 fn the_rest_of_a_failed_write_is_not_written() {
     let directory = tempfile::tempdir().unwrap();
     let writes = Arc::new(AtomicU64::new(0));
-    let mut config = crate::common::config(directory.path(), 256 * MIB);
-    // One piece after the other.
-    config.tuning.queue_depth = Some(1);
-    let client = Client::from(
-        Connector::open_with_engine(config, {
-            let writes = Arc::clone(&writes);
-            crate::common::once(move |queue_depth, waker| {
-                let script = move |_, action, _| match action {
-                    Action::Write if writes.fetch_add(1, Ordering::SeqCst) < 2 => {
-                        Fault::Errno(libc::EIO)
-                    }
-                    _ => Fault::None,
-                };
-                FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
-            })
-        })
-        .unwrap(),
-    );
+    let counted = Arc::clone(&writes);
+    let engine = scripted(move |_, action, _| match action {
+        Action::Write if counted.fetch_add(1, Ordering::SeqCst) < 2 => Fault::Errno(libc::EIO),
+        _ => Fault::None,
+    });
+    let client = Client::over(one_at_a_time(directory.path()), engine);
     let (long, short) = (Memory::patterned(4 * MIB as usize, 0, 1), Memory::patterned(4096, 0, 2));
     let completion = client.set(&[key(1), key(2)], &[&long, &short]);
     assert_eq!(completion.results, [false, true]);
@@ -224,26 +128,22 @@ fn the_device_comes_before_the_processor() {
     let directory = tempfile::tempdir().unwrap();
     let asked: Arc<OnceLock<Weak<Client>>> = Arc::default();
     let hits_at_reads: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let mut config = crate::common::config(directory.path(), 256 * MIB);
-    // One piece after the other, and no file to be opened before it.
-    (config.tuning.queue_depth, config.layout) = (Some(1), Layout::Extents);
-    let make_engine = crate::common::once({
+    let engine = scripted({
         let (asked, hits_at_reads) = (Arc::clone(&asked), Arc::clone(&hits_at_reads));
-        move |queue_depth, waker| {
-            let script = move |_, action, _| {
-                if action == Action::Read {
-                    let client = asked.get().and_then(Weak::upgrade).unwrap();
-                    hits_at_reads.lock().push(client.counter("get_hits"));
-                }
-                Fault::None
-            };
-            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        move |_, action, _| {
+            if action == Action::Read {
+                let client = asked.get().and_then(Weak::upgrade).unwrap();
+                hits_at_reads.lock().push(client.counter("get_hits"));
+            }
+            Fault::None
         }
     });
-    let client = Arc::new(Client::from(Connector::open_with_engine(config, make_engine).unwrap()));
+    // No file is to be opened before a piece.
+    let config = Config { layout: Layout::Extents, ..one_at_a_time(directory.path()) };
+    let client = Arc::new(Client::over(config, engine));
     assert!(asked.set(Arc::downgrade(&client)).is_ok());
     let stored: Vec<Memory> = (0..3).map(|number| Memory::patterned(LENGTH, 0, number)).collect();
-    let keys: Vec<String> = (0..3).map(key).collect();
+    let keys = keys(0..3);
     assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
     let read: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
     assert_eq!(client.get(&keys, &read.iter().collect::<Vec<_>>()).results, [true; 3]);
@@ -258,26 +158,17 @@ fn device_time_is_that_of_all_pieces() {
     for stuck_with in [1, 2] {
         let directory = tempfile::tempdir().unwrap();
         let stuck = Arc::new(AtomicBool::new(false));
-        let mut config = crate::common::config(directory.path(), 256 * MIB);
-        // One piece after the other.
-        config.tuning.queue_depth = Some(1);
-        let make_engine = crate::common::once({
-            let stuck = Arc::clone(&stuck);
-            move |queue_depth, waker| {
-                let sticks = Arc::clone(&stuck);
-                let script = move |number, _, _| {
-                    if number == stuck_with {
-                        sticks.store(true, Ordering::SeqCst);
-                    }
-                    Fault::None
-                };
-                FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
+        let sticks = Arc::clone(&stuck);
+        let engine = scripted_and_stuck(Arc::clone(&stuck), move |number, _, _| {
+            if number == stuck_with {
+                sticks.store(true, Ordering::SeqCst);
             }
+            Fault::None
         });
-        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        let client = Client::over(one_at_a_time(directory.path()), engine);
         let two_pieces = Memory::patterned(600_000, 0, 1);
         let set = client.submit_set(&[key(1)], &[&two_pieces]);
-        crate::common::eventually("the piece is under way", || stuck.load(Ordering::SeqCst));
+        eventually("the piece is under way", || stuck.load(Ordering::SeqCst));
         thread::sleep(Duration::from_millis(50));
         stuck.store(false, Ordering::SeqCst);
         assert!(client.wait(set).ok);
@@ -343,34 +234,29 @@ fn close_waits_for_the_kernel() {
     let directory = tempfile::tempdir().unwrap();
     let (stuck, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let reads = Arc::new(AtomicU64::new(0));
-    let mut config = crate::common::config(directory.path(), 256 * MIB);
     // No file is to be opened before the read.
-    config.layout = Layout::Extents;
-    let again = config.clone();
-    let connector = Connector::open_with_engine(config, {
-        let (stuck, cancelled) = (Arc::clone(&stuck), Arc::clone(&cancelled));
+    let config = Config { layout: Layout::Extents, ..config(directory.path(), 256 * MIB) };
+    let mut engine = scripted_and_stuck(Arc::clone(&stuck), {
         let reads = Arc::clone(&reads);
-        move |queue_depth, waker| {
-            let reads = Arc::clone(&reads);
-            let script = Box::new(move |_, action, _| {
-                reads.fetch_add(u64::from(action == Action::Read), Ordering::SeqCst);
-                Fault::None
-            });
-            let engine = FaultEngine::new(queue_depth, waker, script, Arc::clone(&stuck))?;
-            Ok(engine.telling_of_cancel(Arc::clone(&cancelled)))
+        move |_, action, _| {
+            reads.fetch_add(u64::from(action == Action::Read), Ordering::SeqCst);
+            Fault::None
         }
     });
-    let client = Client::from(connector.unwrap());
+    let told = Arc::clone(&cancelled);
+    let client = Client::over(config.clone(), move |queue_depth, waker| {
+        Ok(engine(queue_depth, waker)?.telling_of_cancel(Arc::clone(&told)))
+    });
     let memory = Memory::patterned(4096, 0, 1);
     assert!(client.set_one("k", &memory));
     stuck.store(true, Ordering::SeqCst);
     let read = Memory::new(4096, 0);
     client.submit_get(&["k".to_owned()], &[&read]);
-    crate::common::eventually("it is under way", || reads.load(Ordering::SeqCst) == 1);
+    eventually("it is under way", || reads.load(Ordering::SeqCst) == 1);
     let device = thread::spawn({
         let stuck = Arc::clone(&stuck);
         move || {
-            crate::common::eventually("its time is over", || cancelled.load(Ordering::SeqCst));
+            eventually("its time is over", || cancelled.load(Ordering::SeqCst));
             thread::sleep(Duration::from_millis(200));
             stuck.store(false, Ordering::SeqCst);
         }
@@ -381,10 +267,7 @@ fn close_waits_for_the_kernel() {
     assert_eq!(client.connector.stats().in_flight, 0);
     // That its read was cancelled says nothing about the chunk.
     assert_eq!(client.counter("abandoned"), 1);
-    assert_eq!(
-        Client::from(Connector::open(again).unwrap()).get_one("k", 4096).unwrap(),
-        memory.bytes()
-    );
+    assert_eq!(Client::with(config).get_one("k", 4096).unwrap(), memory.bytes());
 }
 
 /// A device that stops answering does not hold close() for ever: the memory is leaked and the batch answered.
@@ -404,23 +287,21 @@ fn a_stuck_device_leaks_rather_than_hangs() {
         .unwrap();
     client.submit_set(&["other".to_owned()], &[&memory]);
     thread::sleep(Duration::from_millis(50));
-    client.close_after(Duration::ZERO);
-    assert_eq!(
-        Arc::strong_count(&keep),
-        2,
-        "the kernel may still write: its memory is never freed"
-    );
+    let shutdown = client.close_after(Duration::ZERO);
+    assert!(!shutdown.clean && shutdown.memory_held, "{shutdown}");
+    assert_eq!(client.connector.close(), shutdown, "the second call says the same");
+    assert_eq!(Arc::strong_count(&keep), 2, "the kernel may still write: it is never freed");
     let stats = client.connector.stats();
     assert_eq!((stats.in_flight, stats.set_queued_operations, stats.set_queued_bytes), (0, 0, 0));
     // Nobody else may write there, and this process is told why.
-    let again = Connector::open(crate::common::config(directory.path(), 256 * MIB)).map(drop);
+    let again = Connector::open(config(directory.path(), 256 * MIB)).map(drop);
     let error = again.unwrap_err().to_string();
     assert!(
         error.contains("which has closed it: something that it had asked of the device"),
         "{error}"
     );
     drop(client);
-    assert!(Connector::open(crate::common::config(directory.path(), 256 * MIB)).is_err());
+    assert!(Connector::open(config(directory.path(), 256 * MIB)).is_err());
 }
 
 /// The log has few lines of a device that fails everything, and each failure is in one of them, also if none follows.
@@ -428,8 +309,7 @@ fn a_stuck_device_leaks_rather_than_hangs() {
 fn many_failures_have_few_lines_that_add_up() {
     const COUNT: u64 = 400;
     logged::keep();
-    let (keys, memory): (Vec<String>, _) =
-        ((0..COUNT).map(key).collect(), Memory::patterned(4096, 0, 1));
+    let (keys, memory) = (keys(0..COUNT), Memory::patterned(4096, 0, 1));
     for (failing, text, what) in [
         (Action::Read, "cannot read a chunk", "chunks could not be read"),
         (Action::Write, "cannot write a chunk", "chunks could not be written"),
@@ -440,15 +320,11 @@ fn many_failures_have_few_lines_that_add_up() {
         config.durability = Durability::Persistent;
         config.tuning.persistent_max_retries = 0;
         let is_failing = Arc::clone(&fails);
-        let client = Connector::open_with_engine(config, move |queue_depth, waker| {
-            let fails = Arc::clone(&is_failing);
-            let script = move |_, action, _| match action == failing {
-                true if fails.load(Ordering::SeqCst) => Fault::Errno(libc::EIO),
-                _ => Fault::None,
-            };
-            FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+        let engine = scripted(move |_, action, _| match action == failing {
+            true if is_failing.load(Ordering::SeqCst) => Fault::Errno(libc::EIO),
+            _ => Fault::None,
         });
-        let client = Client::from(client.unwrap());
+        let client = Client::over(config, engine);
         let set = || client.set(&keys, &vec![&memory; keys.len()]).results;
         assert!(failing != Action::Read || set() == vec![true; keys.len()]);
         fails.store(true, Ordering::SeqCst);

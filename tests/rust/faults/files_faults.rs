@@ -1,6 +1,5 @@
 //! Layout `files` on a failing or full file system: which steps can fail, what each costs, and that nothing is left behind.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,23 +8,16 @@ use std::time::{Duration, Instant};
 
 use crate::common::chunk_files::{CAPACITY, assert_tidy, config, files, open, open_chunk_files};
 use crate::common::chunks::place;
-use crate::common::faults::{Fault, FaultEngine};
-use crate::common::{
-    Client, MIB, Memory, eventually, key, logged, on_disk_bytes, once, pattern, real_engine,
-};
-use kvring::testing::{Action, Engine, Reaped, Transfer};
-use kvring::{BLOCK_BYTES, Config, Connector, Durability, EngineError};
+use crate::common::faults::{Fault, FaultEngine, scripted};
+use crate::common::{Client, MIB, Memory, eventually, key, logged, on_disk_bytes, once, pattern};
+use kvring::testing::Action;
+use kvring::{Config, Durability};
 
 fn open_faulty(
     config: Config,
     script: impl FnMut(u64, Action, usize) -> Fault + Send + 'static,
-    stuck: &Arc<AtomicBool>,
 ) -> Client {
-    let stuck = Arc::clone(stuck);
-    let make_engine = once(move |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, Box::new(script), stuck)
-    });
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    Client::over(config, scripted(script))
 }
 
 /// A file system that refuses the next reservation whenever it is told so.
@@ -60,7 +52,7 @@ fn without_descriptors_loads_miss_and_keep_their_chunk() {
                 _ => Fault::None,
             }
         };
-        let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+        let client = open_faulty(config(directory.path(), CAPACITY), script);
         assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
         refuses.store(true, Ordering::SeqCst);
         assert_eq!(client.get_one("k", 5000), None);
@@ -95,7 +87,7 @@ fn failed_steps_leave_nothing_behind() {
                 first &= !fails;
                 if fails { Fault::Errno(errno) } else { Fault::None }
             };
-            let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+            let client = open_faulty(config(directory.path(), CAPACITY), script);
             let done = client.set(&[key(1)], &[&Memory::patterned(length, 0, 1)]);
             let expected = if errno == libc::ENOSPC { "No space left" } else { "Input/output" };
             assert!(!done.ok && done.error.contains(expected), "{kind}: {}", done.error);
@@ -123,7 +115,7 @@ fn a_full_file_system_gives_what_chunks_leave() {
     let mut config = config(directory.path(), CAPACITY);
     // What the keeper evicts ahead would be counted too.
     (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
-    let client = open_faulty(config, script, &Arc::default());
+    let client = open_faulty(config, script);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set(&(0..8).map(key).collect::<Vec<_>>(), &[&memory; 8]).ok);
     is_full.store(true, Ordering::SeqCst);
@@ -149,7 +141,7 @@ fn a_full_file_system_costs_one_chunk_for_each() {
     // Where removing is quick.
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let (is_full, script) = full_when_told();
-    let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+    let client = open_faulty(config(directory.path(), CAPACITY), script);
     let memory = Memory::patterned(70_001, 0, 1);
     let set = |number| store_and_load(&client, number, &memory);
     (0..HELD).for_each(set);
@@ -171,7 +163,7 @@ fn without_anything_to_evict_the_cause_is_told() {
             Action::Preallocate => Fault::Errno(errno),
             _ => Fault::None,
         };
-        let client = open_faulty(config(directory.path(), CAPACITY), script, &Arc::default());
+        let client = open_faulty(config(directory.path(), CAPACITY), script);
         for number in 0..3 {
             let done = client.set(&[key(number)], &[&Memory::patterned(70_001, 0, 1)]);
             assert!(done.error.starts_with("store full: cannot grow"), "{}", done.error);
@@ -213,7 +205,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
                 Ok(engine.telling_of_cancel(cancelled))
             })
         };
-        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        let client = Client::over(config, make_engine);
         let keys: Vec<String> = (0..20).map(key).collect();
         let memory: Vec<Memory> =
             (0..20).map(|seed| Memory::patterned(70_001 + 1000 * seed as usize, 0, seed)).collect();
@@ -237,96 +229,6 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
         }
         assert_tidy(&client, directory.path());
     }
-}
-
-/// An engine that keeps the first read, and refuses the second one and writes for good, as a ring that has broken down does.
-struct Breaking {
-    real: Box<dyn Engine>,
-    breaks: Arc<AtomicBool>,
-    kept: Option<usize>,
-    is_cancelled: Arc<AtomicBool>,
-    gives_back: Arc<AtomicBool>,
-}
-
-impl Engine for Breaking {
-    fn description(&self) -> String {
-        "breaking".into()
-    }
-
-    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        let is_one = matches!(transfer.action, Action::Read | Action::Write);
-        if is_one && self.breaks.load(Ordering::SeqCst) {
-            if transfer.action == Action::Read && self.kept.is_none() {
-                self.kept = Some(transfer.token);
-                return Ok(());
-            }
-            let source = io::Error::from_raw_os_error(libc::EBADF);
-            return Err(EngineError::Failed { operation: "io_uring_enter", source });
-        }
-        // SAFETY: as the caller vouches.
-        unsafe { self.real.submit(transfer) }
-    }
-
-    fn reap(
-        &mut self,
-        timeout: Option<Duration>,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        let limit = Duration::from_millis(5);
-        if self.gives_back.load(Ordering::SeqCst)
-            && let Some(token) = self.kept.take()
-        {
-            reaped.push(Reaped { token, result: -libc::ECANCELED });
-            return Ok(());
-        }
-        self.real.reap(Some(timeout.map_or(limit, |timeout| timeout.min(limit))), reaped)
-    }
-
-    fn cancel_all(&mut self) {
-        self.is_cancelled.store(true, Ordering::SeqCst);
-    }
-}
-
-#[test]
-fn nothing_is_answered_while_a_piece_is_in_the_kernel() {
-    let directory = tempfile::tempdir().unwrap();
-    let [breaks, is_cancelled, gives_back]: [Arc<AtomicBool>; 3] = Default::default();
-    let mut config = config(directory.path(), CAPACITY);
-    config.tuning.max_io_bytes = BLOCK_BYTES;
-    let engine = {
-        let (breaks, is_cancelled) = (Arc::clone(&breaks), Arc::clone(&is_cancelled));
-        let gives_back = Arc::clone(&gives_back);
-        once(move |queue_depth, waker| {
-            let real = real_engine(queue_depth, waker)?;
-            Ok(Breaking { real, breaks, kept: None, is_cancelled, gives_back })
-        })
-    };
-    let client = Client::from(Connector::open_with_engine(config, engine).unwrap());
-    let memory = Memory::patterned(3 * BLOCK_BYTES as usize, 0, 1);
-    assert!(client.set_one(&key(1), &memory));
-    breaks.store(true, Ordering::SeqCst);
-    let future_id = client.submit_get(&[key(1)], &[&memory]);
-    eventually("the reactor stops", || is_cancelled.load(Ordering::SeqCst));
-    let mut completions = Vec::new();
-    client.connector.drain(&mut completions);
-    assert!(completions.is_empty(), "answered with a piece in the kernel");
-    gives_back.store(true, Ordering::SeqCst);
-    assert_eq!(client.wait(future_id).results, [false]);
-}
-
-#[test]
-fn a_set_that_the_engine_refuses_says_what_happened_and_not_that_it_was_closed() {
-    let directory = tempfile::tempdir().unwrap();
-    let breaks = Arc::new(AtomicBool::new(true));
-    let engine = once(move |queue_depth, waker| {
-        let real = real_engine(queue_depth, waker)?;
-        let [is_cancelled, gives_back] = Default::default();
-        Ok(Breaking { real, breaks, kept: None, is_cancelled, gives_back })
-    });
-    let config = config(directory.path(), CAPACITY);
-    let client = Client::from(Connector::open_with_engine(config, engine).unwrap());
-    let done = client.set(&[key(1)], &[&Memory::patterned(70_001, 0, 1)]);
-    assert!(done.error.contains("the I/O of this path stopped"), "{}", done.error);
 }
 
 /// Files that nobody can remove, until the value goes.
@@ -373,7 +275,7 @@ fn files_that_cannot_be_removed_stay_in_the_account() {
     let reopened = || {
         let mut config = config(path, CAPACITY);
         (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
-        Client::from(Connector::open(config).unwrap())
+        Client::with(config)
     };
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let store_all = |client: &Client, first: u64| {
@@ -429,7 +331,7 @@ fn many_files_that_cannot_be_removed_have_few_lines_that_add_up() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     let keys: Vec<String> = (0..COUNT).map(key).collect();
-    let client = Client::from(Connector::open(config(path, 64 * MIB)).unwrap());
+    let client = Client::with(config(path, 64 * MIB));
     assert!(client.set(&keys, &vec![&Memory::patterned(4096, 0, 1); keys.len()]).ok);
     let stored = files(path).into_iter().map(|file| path.join("chunks").join(file));
     let Some(stuck) = Immutable::make(stored.collect()) else { return };

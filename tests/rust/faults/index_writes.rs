@@ -3,16 +3,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use crate::common::faults::{Fault, FaultEngine};
+use crate::common::faults::{Fault, scripted};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, config_of, eventually, key, once};
+use crate::common::{
+    Client, MIB, Memory, config, config_of, eventually, key, keys, path_of, side_by_side,
+};
 use kvring::testing::{Action, FileOperations, SystemFiles};
-use kvring::{Connector, Durability, Layout};
+use kvring::{Durability, Layout};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 10_000;
@@ -44,8 +45,7 @@ impl FileOperations for TroubledIndex {
 
 impl TroubledIndex {
     fn is_meant(&self, file: &File) -> bool {
-        let path = || std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-        self.directory.as_ref().is_none_or(|directory| path().starts_with(directory))
+        self.directory.as_ref().is_none_or(|directory| path_of(file).starts_with(directory))
     }
 
     fn refuse(&self, is_full: bool) {
@@ -71,9 +71,7 @@ fn open_held(
     let mut config = config(directory, CAPACITY);
     config.durability = durability;
     config.files = Arc::<TroubledIndex>::clone(&files);
-    let held = held.clone();
-    let make_engine = move |queue_depth, waker| held.engine(queue_depth, waker);
-    (Client::from(Connector::open_with_engine(config, make_engine).unwrap()), files)
+    (Client::over(config, held.engines()), files)
 }
 
 fn chunk(seed: u64) -> Memory {
@@ -141,13 +139,23 @@ fn nothing_is_written_where_a_chunk_was_before_the_index_forgets_it() {
     }
 }
 
+#[test]
+fn an_index_that_goes_on_refusing_degrades_the_store() {
+    let stores = [
+        (Durability::BestEffort, Layout::Extents),
+        (Durability::Persistent, Layout::Extents),
+        (Durability::Persistent, Layout::Files),
+    ];
+    side_by_side(stores, |(durability, layout)| degrades_and_recovers(durability, layout));
+}
+
 fn degrades_and_recovers(durability: Durability, layout: Layout) {
     let directory = tempfile::tempdir().unwrap();
     let index = Arc::new(TroubledIndex::default());
     let mut config = config(directory.path(), CAPACITY);
     (config.durability, config.layout) = (durability, layout);
     config.files = Arc::<TroubledIndex>::clone(&index);
-    let client = Client::from(Connector::open(config.clone()).unwrap());
+    let client = Client::with(config.clone());
     for number in 1..=3 {
         assert!(client.set_one(&key(number), &chunk(number)));
     }
@@ -187,25 +195,10 @@ fn degrades_and_recovers(durability: Durability, layout: Layout) {
     assert_eq!(client.connector.delete(&[key(3)]).unwrap(), [true]);
     client.assert_consistent();
     assert!(client.connector.close().clean);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     assert_eq!(client.exists(&[key(1), key(3), key(5)]), [false, false, true]);
     assert_eq!(client.get_one(&key(2), LENGTH).unwrap(), second);
     assert_eq!(client.get_one(&key(5), LENGTH).unwrap(), new.bytes());
-}
-
-#[test]
-fn an_index_that_goes_on_refusing_degrades_the_store() {
-    degrades_and_recovers(Durability::BestEffort, Layout::Extents);
-}
-
-#[test]
-fn an_index_that_goes_on_refusing_degrades_a_persistent_store() {
-    degrades_and_recovers(Durability::Persistent, Layout::Extents);
-}
-
-#[test]
-fn an_index_that_goes_on_refusing_degrades_a_store_of_files() {
-    degrades_and_recovers(Durability::Persistent, Layout::Files);
 }
 
 /// One that is full stays in use; one whose device fails does not, as others take its keys.
@@ -218,12 +211,11 @@ fn of_several_paths_one_whose_index_cannot_be_written() {
         let index = Arc::new(TroubledIndex { directory, ..TroubledIndex::default() });
         let mut config = config_of(&paths, CAPACITY);
         config.files = Arc::<TroubledIndex>::clone(&index);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let memory = chunk(1);
-        let keys: Vec<String> = (0..40).map(key).collect();
+        let (keys, others) = (keys(0..40), keys(40..80));
         assert!(client.set(&keys, &[&memory; 40]).ok);
         index.errno.store(errno, Ordering::SeqCst);
-        let others: Vec<String> = (40..80).map(key).collect();
         let stored = client.set(&others, &[&memory; 40]).results;
         assert!(stored.contains(&true) && stored.contains(&false), "of one path alone");
         eventually("it is said", || !client.connector.stats().paths[0].trouble.is_empty());
@@ -272,19 +264,16 @@ fn a_set_that_is_in_the_device_when_the_index_refuses_is_answered() {
     config.files = Arc::<TroubledIndex>::clone(&files);
     let (reached, is_reached) = std::sync::mpsc::channel();
     let (go, may_go) = std::sync::mpsc::channel::<()>();
-    let make_engine = once(move |queue_depth, waker| {
-        let mut writes = 0;
-        let script = move |_, action, _| {
-            writes += u64::from(action == Action::Write);
-            if action == Action::Write && writes == 2 {
-                reached.send(()).unwrap();
-                may_go.recv().unwrap();
-            }
-            Fault::None
-        };
-        FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
+    let mut writes = 0;
+    let engine = scripted(move |_, action, _| {
+        writes += u64::from(action == Action::Write);
+        if action == Action::Write && writes == 2 {
+            reached.send(()).unwrap();
+            may_go.recv().unwrap();
+        }
+        Fault::None
     });
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let client = Client::over(config, engine);
     assert!(client.set_one(&key(1), &chunk(1)));
     let new = chunk(2);
     let stored = client.submit_set(&[key(2)], &[&new]);

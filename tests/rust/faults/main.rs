@@ -6,6 +6,7 @@
 mod common;
 
 mod bad_sectors;
+mod broken_engines;
 mod failed_reactors;
 mod faults;
 mod files_faults;

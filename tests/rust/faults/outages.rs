@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::chunks::copy_all;
-use crate::common::faults::{Fault, FaultEngine, Script, faulty};
+use crate::common::faults::{Fault, Script, faulty, scripted, scripted_on};
 use crate::common::loop_device::LoopDevice;
-use crate::common::{Client, MIB, Memory, config_of, eventually, has_data_files, key};
+use crate::common::{
+    Client, MIB, Memory, config, config_of, eventually, has_data_files, key, keys, new_paths,
+    side_by_side,
+};
 use kvring::testing::Action;
-use kvring::{Connector, Layout, list_chunks};
+use kvring::{Config, Layout, list_chunks};
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 8192;
@@ -47,26 +50,19 @@ fn script(fails: fn(Action) -> bool, errno: &Errno) -> Script {
 }
 
 fn open_failing(path: &Path, fails: fn(Action) -> bool, errno: &Errno) -> Client {
-    let script = script(fails, errno);
-    Client::open_with_engine(path, CAPACITY, |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    })
-}
-
-fn names(numbers: impl IntoIterator<Item = u64>) -> Vec<String> {
-    numbers.into_iter().map(key).collect()
+    Client::over(config(path, CAPACITY), scripted(script(fails, errno)))
 }
 
 fn store(client: &Client, numbers: impl IntoIterator<Item = u64> + Clone) -> Vec<bool> {
     let chunks: Vec<Memory> =
         numbers.clone().into_iter().map(|number| Memory::patterned(LENGTH, 0, number)).collect();
-    client.set(&names(numbers), &chunks.iter().collect::<Vec<_>>()).results
+    client.set(&keys(numbers), &chunks.iter().collect::<Vec<_>>()).results
 }
 
 /// Which chunks are hits; their bytes are right.
 fn load(client: &Client, numbers: impl IntoIterator<Item = u64> + Clone) -> Vec<bool> {
     let read: Vec<Memory> = numbers.clone().into_iter().map(|_| Memory::new(LENGTH, 0)).collect();
-    let results = client.get(&names(numbers.clone()), &read.iter().collect::<Vec<_>>()).results;
+    let results = client.get(&keys(numbers.clone()), &read.iter().collect::<Vec<_>>()).results;
     for ((number, hit), read) in numbers.into_iter().zip(&results).zip(&read) {
         assert!(!hit || read.bytes() == crate::common::pattern(LENGTH, number), "key {number}");
     }
@@ -81,7 +77,8 @@ fn all(hit: bool) -> Vec<bool> {
 /// doubt is looked at.
 #[test]
 fn after_an_outage_of_reads_every_key_is_a_hit_again() {
-    for errno in [libc::EIO, libc::ENODATA, libc::ETIMEDOUT, libc::ENOLINK, libc::ENOMEM] {
+    let errnos = [libc::EIO, libc::ENODATA, libc::ETIMEDOUT, libc::ENOLINK, libc::ENOMEM];
+    side_by_side(errnos, |errno| {
         let directory = tempfile::tempdir().unwrap();
         let fails = Errno::default();
         let client = open_failing(directory.path(), reads, &fails);
@@ -99,10 +96,10 @@ fn after_an_outage_of_reads_every_key_is_a_hit_again() {
             fails.store(0, Ordering::SeqCst);
             assert_eq!(load(&client, 0..KEYS), all(true), "after an outage with errno {errno}");
         }
-        assert_eq!(client.exists(&names(0..KEYS)), all(true));
+        assert_eq!(client.exists(&keys(0..KEYS)), all(true));
         assert_eq!(client.counter("read_dropped"), 0);
         client.assert_consistent();
-    }
+    });
 }
 
 /// A few reads, and none that succeeds in between: nobody can tell an outage from bad sectors, so none is dropped.
@@ -217,7 +214,7 @@ fn space_that_could_not_be_written_in_an_outage_comes_back() {
     fails.store(0, Ordering::SeqCst);
     for _ in 0..2 {
         assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
-        client.delete(&names(1000..1000 + KEYS));
+        client.delete(&keys(1000..1000 + KEYS));
         client.assert_consistent();
     }
     assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
@@ -228,21 +225,9 @@ fn space_that_could_not_be_written_in_an_outage_comes_back() {
     client.assert_consistent();
 }
 
-fn directories(count: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
-    let root = tempfile::tempdir().unwrap();
-    let paths = (0..count).map(|number| root.path().join(number.to_string())).collect();
-    (root, paths)
-}
-
 /// A store on two paths, the second of which has a device of this script.
 fn on_two_paths(paths: &[PathBuf], layout: Layout, second: Script) -> Client {
-    let mut config = config_of(paths, CAPACITY);
-    config.layout = layout;
-    let mut scripts: Vec<Script> = vec![second, Box::new(|_, _, _| Fault::None)];
-    let make_engine = move |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, scripts.pop().unwrap(), Arc::default())
-    };
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
+    Client::over(Config { layout, ..config_of(paths, CAPACITY) }, scripted_on(1, second))
 }
 
 /// SETs new chunks until the second path is out; answers why.
@@ -252,8 +237,8 @@ fn reason_after_sets(client: &Client) -> String {
         store(client, number..number + 10);
         // Of another length.
         let longer = Memory::patterned(LONGER, 0, number);
-        let keys: Vec<String> = (number..number + 10).map(|number| key(number) + "@").collect();
-        client.set(&keys, &[&longer; 10]);
+        let names: Vec<String> = (number..number + 10).map(|number| key(number) + "@").collect();
+        client.set(&names, &[&longer; 10]);
         let path = client.connector.stats().paths[1].clone();
         if !path.in_use {
             assert_eq!(store(client, 0..KEYS), all(true), "the other one takes them");
@@ -315,22 +300,21 @@ fn a_chunk_whose_place_has_no_blocks_is_stored_all_the_same() {
     }
     let directory = tempfile::tempdir().unwrap();
     let left = Arc::new(AtomicI32::new(10));
-    let script: Script = Box::new(move |_, action, _| match action {
+    let engine = scripted(move |_, action, _| match action {
         Action::Write if left.fetch_sub(1, Ordering::SeqCst) > 0 => Fault::Errno(libc::ENOSPC),
         _ => Fault::None,
     });
-    let client = Client::open_with_engine(directory.path(), CAPACITY, |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    });
+    let client = Client::over(config(directory.path(), CAPACITY), engine);
     assert_eq!(store(&client, 0..KEYS), all(true));
     assert_eq!(load(&client, 0..KEYS), all(true));
     client.assert_consistent();
 }
 
+/// It says now this and now that, or half of the SETs fail.
 #[test]
-fn a_device_that_says_now_this_and_now_that_is_taken_out() {
+fn a_path_whose_writes_fail_for_ever_is_taken_out() {
     for layout in [Layout::Extents, Layout::Files] {
-        let (_root, paths) = directories(2);
+        let (_root, paths) = new_paths(2);
         let errnos = [libc::EUCLEAN, libc::EINVAL, libc::EOPNOTSUPP];
         let script: Script = Box::new(move |number, action, _| match writes(action) {
             true => Fault::Errno(errnos[number as usize % errnos.len()]),
@@ -340,17 +324,12 @@ fn a_device_that_says_now_this_and_now_that_is_taken_out() {
         let reason = reason_after_sets(&client);
         assert!(reason.contains("writes in a row failed"), "{reason}");
     }
-}
-
-#[test]
-fn a_path_of_which_half_of_the_sets_fail_for_ever_is_taken_out() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let half: Script = Box::new(|_, action, length| match action {
         Action::Write if length == LONGER => Fault::Errno(libc::EIO),
         _ => Fault::None,
     });
-    let client = on_two_paths(&paths, crate::common::layout(), half);
-    let reason = reason_after_sets(&client);
+    let reason = reason_after_sets(&on_two_paths(&paths, crate::common::layout(), half));
     assert!(reason.contains("many writes have failed"), "{reason}");
 }
 
@@ -383,10 +362,8 @@ fn a_lone_path_that_fails_has_its_reason_until_it_works_again() {
 /// Of what is not there any more, or is something else, the chunk is dropped and nothing else happens.
 #[test]
 fn bad_files_never_take_a_path_out() {
-    let (_root, paths) = directories(2);
-    let mut config = config_of(&paths, CAPACITY);
-    config.layout = Layout::Files;
-    let client = Client::from(Connector::open(config).unwrap());
+    let (_root, paths) = new_paths(2);
+    let client = Client::with(Config { layout: Layout::Files, ..config_of(&paths, CAPACITY) });
     assert_eq!(store(&client, 0..KEYS), all(true));
     let chunks = paths.iter().flat_map(|path| {
         let file_of = |chunk: kvring::StoredChunk| (chunk.key, path.join(chunk.file));
@@ -403,7 +380,7 @@ fn bad_files_never_take_a_path_out() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let expected: Vec<bool> = (0..KEYS).map(|number| number >= 40).collect();
-    assert_eq!(client.exists(&names(0..KEYS)), expected);
+    assert_eq!(client.exists(&keys(0..KEYS)), expected);
     assert_eq!(load(&client, 0..KEYS), expected);
     let stats = client.connector.stats();
     assert!(stats.paths.iter().all(|path| path.in_use && path.reason.is_empty()));

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::faults::{Fault, FaultEngine, faulty};
-use crate::common::{Client, MIB, Memory, key};
+use crate::common::faults::{Fault, faulty, scripted};
+use crate::common::{Client, MIB, Memory, config, keys};
+use kvring::Durability;
 use kvring::testing::Action;
-use kvring::{Connector, Durability};
 
 /// Chunks that are told apart by their length, one of which is [`BAD_LENGTH`].
 const COUNT: u64 = 24;
@@ -21,7 +21,7 @@ const MOST_VERIFIED: u64 = 3;
 
 fn chunks_of_many_lengths() -> (Vec<String>, Vec<Memory>) {
     let chunk = |number| Memory::patterned(4096 * (number as usize + 1), 0, number);
-    ((0..COUNT).map(key).collect(), (0..COUNT).map(chunk).collect())
+    (keys(0..COUNT), (0..COUNT).map(chunk).collect())
 }
 
 /// A device that fails the first attempt of each length that moves one way, and each attempt of a bad one; how many there
@@ -107,12 +107,9 @@ fn neighbours_of_what_cannot_be_written_are_stored() {
         for (all_fail, most_writes) in [(false, 2 * COUNT), (true, COUNT + 16)] {
             let directory = tempfile::tempdir().unwrap();
             let (writes, script) = failing_at_first(Action::Write, BAD_LENGTH, all_fail);
-            let mut config = crate::common::config(directory.path(), 256 * MIB);
+            let mut config = config(directory.path(), 256 * MIB);
             (config.durability, config.tuning.persistent_max_retries) = (durability, 0);
-            let make_engine = crate::common::once(move |queue_depth, waker| {
-                FaultEngine::new(queue_depth, waker, Box::new(script), Arc::default())
-            });
-            let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+            let client = Client::over(config, scripted(script));
             let (keys, chunks) = chunks_of_many_lengths();
             let completion = client.set(&keys, &chunks.iter().collect::<Vec<_>>());
             let expected: Vec<bool> =

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::faults::{Fault, FaultEngine};
+use crate::common::faults::{Fault, scripted_and_stuck};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, eventually, key, logged};
+use crate::common::{Client, MIB, Memory, config, eventually, key, keys, logged};
 use kvring::testing::Action;
-use kvring::{Config, Connector, FailureCode, Layout};
+use kvring::{Config, FailureCode, Layout};
 
 const LENGTH: usize = 64 << 10;
 
@@ -20,20 +20,12 @@ fn narrow(path: &Path, layout: Layout) -> Config {
     config
 }
 
-fn open_held(path: &Path) -> (HeldBack, Client) {
-    let held = HeldBack::default();
-    let hand = held.clone();
-    let make_engine = move |queue_depth, waker| hand.engine(queue_depth, waker);
-    let connector = Connector::open_with_engine(narrow(path, Layout::Extents), make_engine);
-    (held, Client::from(connector.unwrap()))
+fn open_held(path: &Path) -> (Client, HeldBack) {
+    HeldBack::open(narrow(path, Layout::Extents))
 }
 
 fn trouble(client: &Client) -> String {
     client.connector.stats().paths[0].trouble.clone()
-}
-
-fn keys(numbers: std::ops::Range<u64>) -> Vec<String> {
-    numbers.map(key).collect()
 }
 
 fn is_silent_then_well(
@@ -86,7 +78,7 @@ fn begin_loads(client: &Client, memory: &[Memory]) -> Vec<u64> {
 fn a_drive_that_answers_nothing_is_asked_nothing_until_it_answers() {
     logged::keep();
     let directory = tempfile::tempdir().unwrap();
-    let (held, client) = open_held(directory.path());
+    let (client, held) = open_held(directory.path());
     store(&client);
     held.hold(Action::Read);
     let memory: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
@@ -101,13 +93,8 @@ fn a_file_system_that_answers_nothing_is_asked_nothing_until_it_answers() {
     logged::keep();
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(false));
-    let is_stuck = Arc::clone(&stuck);
-    let make_engine = move |queue_depth, waker| {
-        let script = Box::new(|_, _, _| Fault::None);
-        FaultEngine::new(queue_depth, waker, script, Arc::clone(&is_stuck))
-    };
-    let config = narrow(directory.path(), Layout::Files);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let engine = scripted_and_stuck(Arc::clone(&stuck), |_, _, _| Fault::None);
+    let client = Client::over(narrow(directory.path(), Layout::Files), engine);
     store(&client);
     stuck.store(true, Ordering::SeqCst);
     let memory: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
@@ -120,7 +107,7 @@ fn a_file_system_that_answers_nothing_is_asked_nothing_until_it_answers() {
 #[test]
 fn where_only_writes_are_silent_loads_go_on() {
     let directory = tempfile::tempdir().unwrap();
-    let (held, client) = open_held(directory.path());
+    let (client, held) = open_held(directory.path());
     store(&client);
     held.hold(Action::Write);
     let content = Memory::patterned(LENGTH, 0, 9);

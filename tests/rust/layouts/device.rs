@@ -22,7 +22,7 @@ const COUNT: u64 = 9000;
 fn open(path: &Path, durability: Durability, io_threads: usize) -> Client {
     let mut config = config(path, Config::WHOLE_DEVICE);
     (config.durability, config.io_threads) = (durability, Some(io_threads));
-    Client::from(Connector::open(config).unwrap())
+    Client::with(config)
 }
 
 fn store(client: &Client, numbers: std::ops::Range<u64>) {
@@ -130,7 +130,7 @@ fn an_index_that_was_away_stays_away() {
     let open = || {
         let mut config = config(device.path(), Config::WHOLE_DEVICE);
         config.index_path = Some(directory.path().to_owned());
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let recovery = client.connector.recovery().clone();
         (client, recovery.reset, recovery.kept)
     };
@@ -189,7 +189,7 @@ fn a_failed_sync_while_the_index_grows_is_not_forgotten() {
     let mut config = config(device.path(), Config::WHOLE_DEVICE);
     config.files = Arc::<FailingSync>::clone(&syncs);
     config.tuning.flush_period = Duration::from_secs(3600);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     syncs.0.store(true, Ordering::SeqCst);
     (0..COUNT).step_by(BATCH as usize).for_each(|first| store(&client, first..first + BATCH));
     assert!(!syncs.0.load(Ordering::SeqCst), "the index has grown");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::common::chunk_files::{CAPACITY, assert_tidy, config, files, open, open_chunk_files};
 use crate::common::chunks::place;
 use crate::common::{Client, MIB, Memory, eventually, key, on_disk_bytes, pattern};
-use kvring::{Checksum, Connector, Durability, EngineChoice, Layout, OpenError, list_chunks};
+use kvring::{Checksum, Durability, EngineChoice, Layout, list_chunks};
 
 const LENGTHS: [usize; 11] =
     [1, 17, 4095, 4096, 4097, 8192, 70_001, 522_240, 1 << 20, (1 << 20) + 511, 3_000_001];
@@ -23,7 +23,7 @@ fn each_file_has_the_bytes_of_its_chunk_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path(), CAPACITY);
         (config.engine, config.durability) = (engine, durability);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let chunks = LENGTHS.iter().flat_map(|length| [0, 1, 512].map(|shift| (*length, shift)));
         let chunks: Vec<(usize, usize)> = chunks.collect();
         let keys: Vec<String> = (0..chunks.len() as u64).map(key).collect();
@@ -121,7 +121,7 @@ fn changed_files_are_misses() {
                 let directory = tempfile::tempdir().unwrap();
                 let mut config = config(directory.path(), CAPACITY);
                 config.checksum = checksum;
-                let client = Client::from(Connector::open(config).unwrap());
+                let client = Client::with(config);
                 assert!(client.set_one("k", &Memory::patterned(length, 0, 1)));
                 let file = place(directory.path(), "k").0;
                 change(&file);
@@ -131,22 +131,6 @@ fn changed_files_are_misses() {
             }
         }
     }
-}
-
-#[test]
-fn exchanged_files_are_misses() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = open(directory.path());
-    for number in 0..2 {
-        assert!(client.set_one(&key(number), &Memory::patterned(8192, 0, number)));
-    }
-    let [one, other] = [0, 1].map(|number| place(directory.path(), &key(number)).0);
-    let aside = directory.path().join("aside");
-    for (from, to) in [(&one, &aside), (&other, &one), (&aside, &other)] {
-        fs::rename(from, to).unwrap();
-    }
-    assert_eq!([0, 1].map(|number| client.get_one(&key(number), 8192)), [None, None]);
-    assert_eq!(client.counter("checksum_mismatch"), 2);
 }
 
 #[test]
@@ -177,7 +161,7 @@ fn full_stores_evict_no_more_than_they_must() {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path(), 32 * MIB);
         (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let over = AtomicUsize::new(0);
         let is_over = AtomicBool::new(false);
         let count = 3 * 32 * MIB / (length as u64).next_multiple_of(4096);
@@ -207,29 +191,6 @@ fn full_stores_evict_no_more_than_they_must() {
     }
 }
 
-#[test]
-fn another_layout_is_refused_and_loses_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    for (layout, other) in [("files", "extents"), ("extents", "files")] {
-        let path = directory.path().join(layout);
-        let of = |layout: &str| {
-            let mut config = config(&path, CAPACITY);
-            config.layout = if layout == "files" { Layout::Files } else { Layout::Extents };
-            config
-        };
-        let client = Client::from(Connector::open(of(layout)).unwrap());
-        assert!(client.set_one("k", &Memory::patterned(5000, 0, 1)));
-        client.connector.close();
-        let error = Connector::open(of(other)).map(drop).unwrap_err();
-        assert!(matches!(error, OpenError::OtherLayout { .. }), "{error}");
-        let message = error.to_string();
-        assert!(message.contains(&format!("layout: '{layout}'")) && message.contains(other));
-        let client = Client::from(Connector::open(of(layout)).unwrap());
-        assert_eq!(client.get_one("k", 5000).unwrap(), pattern(5000, 1));
-        assert!(client.connector.recovery().clean_shutdown);
-    }
-}
-
 /// Read by others while the owner is at work, in both layouts.
 #[test]
 fn listings_tell_what_is_stored_and_where() {
@@ -237,7 +198,7 @@ fn listings_tell_what_is_stored_and_where() {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path(), CAPACITY);
         config.layout = layout;
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let long = "long/".repeat(300);
         let keys = [key(1), format!("{}@salt", key(2)), long.clone(), "other".into()];
         for (seed, key) in (0..).zip(&keys) {
@@ -276,26 +237,6 @@ fn listings_tell_what_is_stored_and_where() {
     assert!(error.contains("/nowhere") && error.contains("No such file"), "{error}");
 }
 
-/// Many chunks in and out of a small store, over a restart with a smaller capacity.
-#[test]
-fn a_smaller_capacity_is_kept_to_before_the_store_is_open() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = open(directory.path());
-    let memory = Memory::patterned(200_000, 0, 1);
-    let keys: Vec<String> = (0..250).map(key).collect();
-    assert!(client.set(&keys, &vec![&memory; 250]).ok);
-    client.connector.close();
-    let mut smaller = config(directory.path(), 32 * MIB);
-    // Nothing goes in the background while the files are listed.
-    (smaller.tuning.low_watermark, smaller.tuning.high_watermark) = (1.0, 1.0);
-    let client = Client::from(Connector::open(smaller).unwrap());
-    assert!(on_disk_bytes(directory.path()) <= 32 * MIB);
-    let held = client.exists(&keys).iter().filter(|held| **held).count();
-    assert!((120..160).contains(&held), "{held}");
-    assert!(client.set_one("new", &memory));
-    assert_tidy(&client, directory.path());
-}
-
 /// A SET that waits for durability keeps its file open: not without bound, however many are queued.
 #[test]
 fn few_files_are_open_at_a_time() {
@@ -303,7 +244,7 @@ fn few_files_are_open_at_a_time() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), CAPACITY);
     config.durability = Durability::Persistent;
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let memory: Vec<Memory> = (0..CHUNKS).map(|seed| Memory::patterned(4096, 0, seed)).collect();
     let keys: Vec<String> = (0..CHUNKS).map(key).collect();
     let future_id = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
@@ -316,82 +257,4 @@ fn few_files_are_open_at_a_time() {
     // Those that wait for their group, and as many as are in the device at a time.
     assert!((1..=256 + 128).contains(&most), "{most} files were open");
     client.assert_consistent();
-}
-
-/// Puts something else in the place of a file.
-type Impostor = fn(&Path);
-
-fn fifo(path: &Path) {
-    nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-}
-
-fn socket(path: &Path) {
-    // A socket's path may be no longer than that of a store in some temporary directory is.
-    let directory = File::open(path.parent().unwrap()).unwrap();
-    let name = path.file_name().unwrap().to_str().unwrap();
-    let short = format!("/proc/self/fd/{}/{name}", std::os::fd::AsRawFd::as_raw_fd(&directory));
-    drop(std::os::unix::net::UnixListener::bind(short).unwrap());
-}
-
-fn subdirectory(path: &Path) {
-    fs::create_dir(path).unwrap();
-}
-
-fn link(path: &Path) {
-    let copy = path.with_extension("copy");
-    fs::write(&copy, [0; 5000]).unwrap();
-    std::os::unix::fs::symlink(&copy, path).unwrap();
-}
-
-/// Neither do loads wait for it, nor does the path count as failed.
-#[test]
-fn what_is_no_file_in_the_place_of_a_chunk_is_a_miss_of_that_chunk() {
-    let impostors: [Impostor; 4] = [fifo, socket, subdirectory, link];
-    for engine in [EngineChoice::Posix, EngineChoice::IoUring] {
-        let parent = tempfile::tempdir().unwrap();
-        let paths = ["a", "b"].map(|name| parent.path().join(name));
-        let mut config = crate::common::config_of(&paths, CAPACITY);
-        (config.layout, config.engine) = (Layout::Files, engine);
-        let open = || Client::from(Connector::open(config.clone()).unwrap());
-        let client = open();
-        let keys: Vec<String> = (0..64).map(key).collect();
-        let memory = Memory::patterned(5000, 0, 1);
-        assert!(client.set(&keys, &[&memory; 64]).ok);
-        let files = |client: &Client, keys: &[String]| -> Vec<PathBuf> {
-            assert!(client.exists(keys).iter().all(|held| *held));
-            let chunks = paths.iter().flat_map(|path| {
-                list_chunks(path, None).unwrap().map(|chunk| (path.clone(), chunk.unwrap()))
-            });
-            let chunks: BTreeMap<String, PathBuf> =
-                chunks.map(|(path, chunk)| (chunk.key, path.join(chunk.file))).collect();
-            keys.iter().map(|key| chunks[key].clone()).collect()
-        };
-        // A dozen of each kind.
-        for (number, file) in files(&client, &keys[..48]).into_iter().enumerate() {
-            fs::remove_file(&file).unwrap();
-            impostors[number % 4](&file);
-        }
-        let found: Vec<Memory> = (0..64).map(|_| Memory::new(5000, 0)).collect();
-        let completion = client.get(&keys, &found.iter().collect::<Vec<_>>());
-        assert!(completion.results[..48].iter().all(|hit| !hit), "{engine:?}");
-        assert!(completion.results[48..].iter().all(|hit| *hit), "{engine:?}");
-        let stats = client.connector.stats();
-        for path in &stats.paths {
-            assert!(path.in_use && path.reason.is_empty(), "{engine:?}: {}", path.reason);
-        }
-        assert!(client.set(&keys, &[&memory; 64]).ok);
-        assert!(client.get_one(&keys[0], 5000).is_some());
-        // And found at open.
-        let again = files(&client, &keys[..8]);
-        assert!(client.connector.close().clean);
-        for (number, file) in again.iter().enumerate() {
-            fs::remove_file(file).unwrap();
-            impostors[number % 4](file);
-        }
-        let client = open();
-        let held = client.exists(&keys);
-        assert!(held[..8].iter().all(|held| !held) && held[8..].iter().all(|held| *held));
-        assert!(client.set(&keys, &[&memory; 64]).ok);
-        client.assert_consistent();
-    }
 }

@@ -1,35 +1,26 @@
 //! A store on several paths: who holds what, paths that come and go, and one that fails.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::common::faults::{Fault, FaultEngine, Script};
-use crate::common::{Client, MIB, Memory, config_of, eventually, key, layout, pattern};
+use crate::common::faults::{Fault, failing, scripted_on};
+use crate::common::{
+    Client, MIB, Memory, config_of, eventually, keys, layout, new_paths, pattern, side_by_side,
+};
 use kvring::{Config, Connector, Layout, OpenError, PathStats};
-use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
 const KEYS: u64 = 600;
 const LENGTH: usize = 5000;
-
-fn directories(count: usize) -> (TempDir, Vec<PathBuf>) {
-    let root = tempfile::tempdir().unwrap();
-    let paths = (0..count).map(|number| root.path().join(format!("disk{number}"))).collect();
-    (root, paths)
-}
 
 fn config(paths: &[PathBuf]) -> Config {
     config_of(paths, CAPACITY)
 }
 
 fn open(paths: &[PathBuf]) -> Client {
-    Client::from(Connector::open(config(paths)).unwrap())
-}
-
-fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<String> {
-    numbers.into_iter().map(key).collect()
+    Client::with(config(paths))
 }
 
 /// Stores key after key, in one batch; `version` decides the bytes.
@@ -71,7 +62,7 @@ fn held_by_each(client: &Client) -> Vec<u64> {
 
 #[test]
 fn keys_are_shared_and_survive_restarts_in_any_order_of_the_paths() {
-    let (_root, mut paths) = directories(3);
+    let (_root, mut paths) = new_paths(3);
     let client = open(&paths);
     assert!(store(&client, &all(), 1).iter().all(|stored| *stored));
     let held = held_by_each(&client);
@@ -93,7 +84,7 @@ fn keys_are_shared_and_survive_restarts_in_any_order_of_the_paths() {
 
 #[test]
 fn every_call_reaches_every_path() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let client = open(&paths);
     store(&client, &all(), 1);
     let connector = &client.connector;
@@ -126,10 +117,10 @@ fn every_call_reaches_every_path() {
 
 #[test]
 fn capacities_are_weights() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let mut config = config(&paths);
     config.capacities_bytes = vec![192 * MIB, 64 * MIB];
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let numbers: Vec<u64> = (0..2000).collect();
     store(&client, &numbers, 1);
     let held = held_by_each(&client);
@@ -141,7 +132,7 @@ fn capacities_are_weights() {
 /// own with it.
 #[test]
 fn paths_come_and_go() {
-    let (_root, paths) = directories(3);
+    let (_root, paths) = new_paths(3);
     let client = open(&paths[..2]);
     store(&client, &all(), 1);
     drop(client);
@@ -168,7 +159,7 @@ fn paths_come_and_go() {
 /// What is stored and deleted while a path is away must not be undone by its return.
 #[test]
 fn a_path_that_was_away_comes_back_empty() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let client = open(&paths);
     store(&client, &all(), 1);
     let of_second = held_by_each(&client)[1];
@@ -206,7 +197,7 @@ fn a_path_that_was_away_comes_back_empty() {
 /// Nobody can tell whether the others went on without it.
 #[test]
 fn a_path_whose_note_is_damaged_comes_back_empty() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let client = open(&paths);
     store(&client, &all(), 1);
     let of_second = held_by_each(&client)[1];
@@ -225,7 +216,7 @@ fn a_path_whose_note_is_damaged_comes_back_empty() {
 /// A store that never shared keys is no stranger's: it keeps what belongs to it.
 #[test]
 fn a_single_store_becomes_one_of_several() {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let client = Client::open(&paths[0], CAPACITY);
     store(&client, &all(), 1);
     drop(client);
@@ -233,30 +224,6 @@ fn a_single_store_becomes_one_of_several() {
     let recovery = client.connector.recovery();
     assert_eq!((recovery.stale, recovery.kept + recovery.moved), (0, KEYS));
     assert_eq!(load(&client, &all()).len() as u64, recovery.kept);
-}
-
-#[test]
-fn stores_of_other_sets_and_twins_are_refused_and_left_as_they_are() {
-    let (root, paths) = directories(4);
-    for pair in paths.chunks(2) {
-        store(&open(pair), &all(), 1);
-    }
-    let mixed = [paths[0].clone(), paths[1].clone(), paths[2].clone()];
-    let error = Connector::open(config(&mixed)).map(drop).unwrap_err();
-    assert!(matches!(&error, OpenError::ForeignVolume { path } if *path == paths[2]), "{error}");
-    for pair in paths.chunks(2) {
-        let client = open(pair);
-        assert_eq!(client.connector.recovery().discarded(), 0);
-        assert_eq!(load(&client, &all()).len() as u64, KEYS);
-    }
-    let alias = root.path().join("alias");
-    std::os::unix::fs::symlink(&paths[0], &alias).unwrap();
-    let error = Connector::open(config(&[paths[0].clone(), alias])).map(drop).unwrap_err();
-    assert!(matches!(error, OpenError::SameStore { .. }), "{error}");
-    let copy = root.path().join("copy");
-    copy_of(&paths[0], &copy);
-    let error = Connector::open(config(&[paths[0].clone(), copy])).map(drop).unwrap_err();
-    assert!(matches!(error, OpenError::SameStore { .. }), "{error}");
 }
 
 /// Whatever way they are written, and whether they are there or not.
@@ -286,34 +253,11 @@ fn paths_inside_each_other_are_refused_and_nothing_is_made() {
     drop(open(&[at("real/a"), at("alias/ab")]));
 }
 
-fn copy_of(from: &Path, to: &Path) {
-    std::fs::create_dir(to).unwrap();
-    // What else there is does not matter: the index tells whose store it is.
-    for file in from.read_dir().unwrap().flatten().filter(|file| file.path().is_file()) {
-        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
-    }
-}
-
-/// Engines that fail everything from the moment on in which `fails` is set; for the store's second path only.
-fn open_failing(config: Config, fails: &Arc<AtomicBool>, errno: i32) -> Client {
-    let (fails, engines) = (Arc::clone(fails), AtomicU64::new(0));
-    let make_engine = move |queue_depth, waker| {
-        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
-        let fails = Arc::clone(&fails);
-        let script: Script = Box::new(move |_, _, _| match fails.load(Ordering::SeqCst) {
-            true if is_second => Fault::Errno(errno),
-            _ => Fault::None,
-        });
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    };
-    Client::from(Connector::open_with_engine(config, make_engine).unwrap())
-}
-
 fn a_path_fails(errno: i32, layout: Layout) {
-    let (_root, paths) = directories(2);
+    let (_root, paths) = new_paths(2);
     let config = || Config { layout, ..config(&paths) };
     let fails = Arc::new(AtomicBool::new(false));
-    let client = open_failing(config(), &fails, errno);
+    let client = Client::over(config(), scripted_on(1, failing(Fault::Errno(errno), &fails)));
     assert!(store(&client, &all(), 1).iter().all(|stored| *stored));
     let before = held_by_each(&client);
     fails.store(true, Ordering::SeqCst);
@@ -340,7 +284,7 @@ fn a_path_fails(errno: i32, layout: Layout) {
     assert!(client.connector.close().clean, "the path that works is left in order");
 
     // It works again: what it held is outdated.
-    let client = Client::from(Connector::open(config()).unwrap());
+    let client = Client::with(config());
     assert!(client.connector.recovery().stale > 0);
     let found = load(&client, &all());
     assert!(found.iter().all(|(number, version)| *number >= 300 && *version == 2), "{found:?}");
@@ -348,71 +292,22 @@ fn a_path_fails(errno: i32, layout: Layout) {
     assert!(paths_of(&client).iter().all(|path| path.in_use && path.keys > 0));
 }
 
+/// Errors in a row, a device that is gone, or no file that can be opened.
 #[test]
-fn a_path_with_errors_in_a_row_is_taken_out() {
-    a_path_fails(libc::EIO, layout());
-}
-
-#[test]
-fn a_path_whose_device_is_gone_is_taken_out() {
-    a_path_fails(libc::ENODEV, layout());
-}
-
-#[test]
-fn a_path_on_which_no_file_can_be_opened_is_taken_out() {
-    a_path_fails(libc::EIO, Layout::Files);
-}
-
-/// For want of another the last path stays, and works again as soon as its device does.
-#[test]
-fn the_last_path_stays_in_use() {
-    let (_root, paths) = directories(2);
-    let fails = Arc::new(AtomicBool::new(false));
-    let client = open_failing(config(&paths), &fails, libc::ENODEV);
-    store(&client, &all(), 1);
-    fails.store(true, Ordering::SeqCst);
-    eventually("the second path goes", || {
-        load(&client, &all());
-        !paths_of(&client)[1].in_use
-    });
-    drop(client);
-
-    let (_root, paths) = directories(1);
-    let engines = Arc::clone(&fails);
-    let script: Script = Box::new(move |_, _, _| match engines.load(Ordering::SeqCst) {
-        true => Fault::Errno(libc::EIO),
-        false => Fault::None,
-    });
-    fails.store(false, Ordering::SeqCst);
-    let client = Client::open_with_engine(&paths[0], CAPACITY, |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    });
-    fails.store(true, Ordering::SeqCst);
-    for version in 1..4 {
-        assert!(store(&client, &all(), version).iter().all(|stored| !*stored));
-    }
-    fails.store(false, Ordering::SeqCst);
-    assert!(store(&client, &all(), 4).iter().all(|stored| *stored));
-    assert!(paths_of(&client)[0].in_use);
-    assert_eq!(load(&client, &all()).len() as u64, KEYS);
+fn a_path_that_fails_is_taken_out() {
+    let faults = [(libc::EIO, layout()), (libc::ENODEV, layout()), (libc::EIO, Layout::Files)];
+    side_by_side(faults, |(errno, layout)| a_path_fails(errno, layout));
 }
 
 /// A bad sector costs its chunk, not the path.
 #[test]
 fn errors_with_successes_between_them_take_nothing_out() {
-    let (_root, paths) = directories(2);
-    let script_of = |is_second: bool| -> Script {
-        Box::new(move |number, _, _| match is_second && number.is_multiple_of(5) {
-            true => Fault::Errno(libc::EIO),
-            false => Fault::None,
-        })
-    };
-    let engines = AtomicU64::new(0);
-    let make_engine = move |queue_depth, waker| {
-        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
-        FaultEngine::new(queue_depth, waker, script_of(is_second), Arc::default())
-    };
-    let client = Client::from(Connector::open_with_engine(config(&paths), make_engine).unwrap());
+    let (_root, paths) = new_paths(2);
+    let engines = scripted_on(1, |number, _, _| match number.is_multiple_of(5) {
+        true => Fault::Errno(libc::EIO),
+        false => Fault::None,
+    });
+    let client = Client::over(config(&paths), engines);
     for version in 1..4 {
         let stored = store(&client, &all(), version);
         let failed = stored.iter().filter(|stored| !**stored).count();

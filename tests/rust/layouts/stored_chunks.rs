@@ -24,7 +24,7 @@ fn open(directory: &Path, layout: Layout, set_up: impl FnOnce(&mut Config)) -> C
     let mut config = config(directory, CAPACITY);
     config.layout = layout;
     set_up(&mut config);
-    Client::from(Connector::open(config).unwrap())
+    Client::with(config)
 }
 
 /// A closed store of chunks 0 and on, of these lengths.
@@ -258,7 +258,7 @@ fn the_superblock_of_a_device_and_its_copy_are_looked_at() -> io::Result<()> {
         let device = LoopDevice::new(96, 512)?;
         let mut config = config(device.path(), Config::WHOLE_DEVICE);
         config.index_path = index_path.map(Path::to_owned);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         (0..3).for_each(|number| {
             assert!(client.set_one(&key(number), &Memory::patterned(70_000, 0, number)));
         });

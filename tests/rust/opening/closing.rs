@@ -6,16 +6,15 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine};
+use crate::common::faults::{Fault, FaultEngine, scripted_and_stuck};
 use crate::common::{
-    Client, HANG_TIMEOUT, MIB, Memory, config, config_of, eventually, key, logged, once,
+    Client, HANG_TIMEOUT, MIB, Memory, config, config_of, eventually, key, keys, logged, path_of,
 };
 use kvring::testing::{FileOperations, SystemFiles};
 use kvring::{Config, Connector, Durability, EngineError, OpenError, Shutdown};
@@ -47,8 +46,7 @@ impl Freezing {
     }
 
     fn pass(&self, file: &File) -> SystemFiles {
-        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
-        if path.starts_with(&self.directory) {
+        if path_of(file).starts_with(&self.directory) {
             let mut state = self.state.lock().unwrap();
             state.0 += 1;
             state = self.changed.wait_while(state, |(_, is_frozen)| *is_frozen).unwrap();
@@ -82,7 +80,7 @@ impl FileOperations for Freezing {
 
 fn open_on(mut config: Config, files: &Arc<Freezing>) -> Client {
     config.files = Arc::<Freezing>::clone(files);
-    Client::from(Connector::open(config).unwrap())
+    Client::with(config)
 }
 
 /// Closes it with no time at all. The device answers nothing before this returns.
@@ -152,15 +150,10 @@ fn what_a_frozen_file_system_holds_up_is_left_to_its_threads() {
 fn transfers_that_a_device_does_not_give_back_are_left_to_their_reactor() {
     let directory = tempfile::tempdir().unwrap();
     let stuck = Arc::new(AtomicBool::new(false));
-    let make_engine = {
-        let stuck = Arc::clone(&stuck);
-        once(move |queue_depth, waker| {
-            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
-        })
-    };
     let config =
         Config { durability: Durability::Persistent, ..config(directory.path(), CAPACITY) };
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let engine = scripted_and_stuck(Arc::clone(&stuck), |_, _, _| Fault::None);
+    let client = Client::over(config, engine);
     let [kept, late] = [1, 2].map(|seed| Memory::patterned(LENGTH, 0, seed));
     assert!(client.set_one(&key(1), &kept));
     stuck.store(true, Ordering::SeqCst);
@@ -178,6 +171,10 @@ fn transfers_that_a_device_does_not_give_back_are_left_to_their_reactor() {
         assert!(stored.is_none_or(|bytes| bytes == late.bytes()), "never a part of it");
     }
     client.assert_consistent();
+}
+
+fn is_released(path: &Path) -> bool {
+    File::open(path.join("index.kvring")).unwrap().try_lock_shared().is_ok()
 }
 
 /// An open that fails does not wait for a file system that has frozen meanwhile.
@@ -210,10 +207,9 @@ fn an_open_that_fails_leaves_what_is_frozen_to_a_thread() {
     });
     let refusal = returns.recv_timeout(HANG_TIMEOUT).expect("open() returns");
     assert!(refusal.contains("being refused"), "{refusal}");
-    let index = |path: &Path| File::open(path.join("index.kvring")).unwrap();
-    assert!(index(&paths[0]).try_lock_shared().is_err(), "its threads may still write");
+    assert!(!is_released(&paths[0]), "its threads may still write");
     files.freeze(false);
-    eventually("it is released", || index(&paths[0]).try_lock_shared().is_ok());
+    eventually("it is released", || is_released(&paths[0]));
 }
 
 /// The same for one whose device has memory of its own transfers.
@@ -232,8 +228,8 @@ fn a_path_does_not_wait_for_the_transfers_of_another() {
         }
     };
     let config = Config { io_threads: Some(1), ..config_of(&paths, 2 * CAPACITY) };
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
-    let keys: Vec<String> = (0..40).map(key).collect();
+    let client = Client::over(config, make_engine);
+    let keys = keys(0..40);
     stuck.store(true, Ordering::SeqCst);
     client.submit_set(&keys, &[&Memory::patterned(LENGTH, 0, 1); 40]);
     eventually("the sound one has stored", || {
@@ -241,12 +237,11 @@ fn a_path_does_not_wait_for_the_transfers_of_another() {
     });
     let (_client, shutdown) = closed_at_once(client);
     assert!(shutdown.memory_held, "{shutdown:?}");
-    let index = |path: &Path| File::open(path.join("index.kvring")).unwrap();
-    eventually("the sound one is released", || index(&paths[1]).try_lock_shared().is_ok());
-    assert!(index(&paths[0]).try_lock_shared().is_err(), "its reactor may still write");
+    eventually("the sound one is released", || is_released(&paths[1]));
+    assert!(!is_released(&paths[0]), "its reactor may still write");
     assert_eq!(logged::lines(&paths[1], "transfers are still under way"), [""; 0]);
     stuck.store(false, Ordering::SeqCst);
-    eventually("the other one is released", || index(&paths[0]).try_lock_shared().is_ok());
+    eventually("the other one is released", || is_released(&paths[0]));
 }
 
 /// A path is closed in order, and can be unmounted, whatever becomes of the others.
@@ -256,15 +251,14 @@ fn a_path_does_not_wait_for_the_file_system_of_another() {
     let paths = ["frozen", "sound"].map(|name| root.path().join(name));
     let files = Freezing::below(&paths[0]);
     let client = open_on(config_of(&paths, 2 * CAPACITY), &files);
-    let keys: Vec<String> = (0..40).map(key).collect();
+    let keys = keys(0..40);
     assert!(client.set(&keys, &[&Memory::patterned(LENGTH, 0, 1); 40]).ok);
     files.freeze(true);
     client.connector.submit_delete(&keys).unwrap();
     files.until_waited();
     let _client = closed_at_once(client);
-    let index = |path: &Path| File::open(path.join("index.kvring")).unwrap();
-    eventually("the sound one is released", || index(&paths[1]).try_lock_shared().is_ok());
-    assert!(index(&paths[0]).try_lock_shared().is_err(), "its threads may still write");
+    eventually("the sound one is released", || is_released(&paths[1]));
+    assert!(!is_released(&paths[0]), "its threads may still write");
     files.freeze(false);
-    eventually("the other one is released", || index(&paths[0]).try_lock_shared().is_ok());
+    eventually("the other one is released", || is_released(&paths[0]));
 }

@@ -1,14 +1,12 @@
 //! What happens to the directory of a store while it is open, and what somebody else puts in it.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::common::{
-    Client, MIB, Memory, config, config_of, eventually, has_data_files, key, layout, logged,
-    pattern,
+    Client, MIB, Memory, config_of, eventually, has_data_files, key, layout, logged, pattern,
 };
-use kvring::{Connector, Layout, OpenError};
+use kvring::Layout;
 
 const CAPACITY: u64 = 256 * MIB;
 
@@ -62,48 +60,6 @@ fn what_others_put_in_the_place_of_the_next_data_file_stays() {
     client.assert_consistent();
     drop(client);
     assert_eq!(Client::open(directory.path(), CAPACITY).connector.recovery().kept, 150);
-}
-
-/// Everything below a directory, with its length and modification time.
-fn listing(directory: &Path) -> BTreeMap<PathBuf, (u64, std::time::SystemTime)> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap()) {
-        let metadata = entry.metadata().unwrap();
-        if metadata.is_dir() {
-            found.extend(listing(&entry.path()));
-        }
-        found.insert(entry.path(), (metadata.len(), metadata.modified().unwrap()));
-    }
-    found
-}
-
-#[test]
-fn a_second_open_beside_a_removed_index_is_refused_and_changes_nothing() {
-    for layout in [Layout::Files, Layout::Extents] {
-        let directory = tempfile::tempdir().unwrap();
-        let mut config = config(directory.path(), CAPACITY);
-        config.layout = layout;
-        let client = Client::from(Connector::open(config.clone()).unwrap());
-        for number in 0..10 {
-            assert!(client.set_one(&key(number), &Memory::patterned(MIB as usize, 0, number)));
-        }
-        fs::remove_file(directory.path().join("index.kvring")).unwrap();
-        let before = listing(directory.path());
-        let refusal = Connector::open(config.clone()).err().expect("it is in use");
-        let pid = format!("process {} ", std::process::id());
-        assert!(
-            matches!(&refusal, OpenError::InUse { holder, .. } if holder.starts_with(&pid)),
-            "{refusal}"
-        );
-        assert_eq!(listing(directory.path()), before, "{layout:?}");
-        for number in 0..10 {
-            let found = client.get_one(&key(number), MIB as usize);
-            assert!(found == Some(pattern(MIB as usize, number)), "{layout:?} {number}");
-        }
-        client.connector.close();
-        // Whoever comes after it finds no lock left.
-        drop(Connector::open(config).unwrap());
-    }
 }
 
 /// Something that is done to the directory `store`, which is in `parent`, while it is open.
@@ -201,20 +157,6 @@ fn a_store_that_is_gone_is_not_closed_in_order() {
     assert_eq!(moved.get_one("k", 5000).unwrap(), pattern(5000, 1));
 }
 
-#[test]
-fn of_several_paths_one_that_is_gone_is_left_out() {
-    let parent = tempfile::tempdir().unwrap();
-    let paths = ["a", "b"].map(|name| parent.path().join(name));
-    let client = Client::from(Connector::open(config_of(&paths, CAPACITY)).unwrap());
-    fs::rename(&paths[0], parent.path().join("moved")).unwrap();
-    eventually("one path in use", || !client.connector.stats().paths[0].in_use);
-    let stats = client.connector.stats();
-    assert!(stats.paths[0].reason.contains("its path leads nowhere"), "{:?}", stats.paths[0]);
-    let memory = Memory::patterned(5000, 0, 1);
-    let keys: Vec<String> = (0..40).map(key).collect();
-    assert!(client.set(&keys, &[&memory; 40]).ok, "the other one takes them");
-}
-
 /// The trouble of the last path ends with its reason, and one that is out of use does not say that it is well.
 #[test]
 fn a_last_path_whose_files_are_back_is_well_again() {
@@ -222,11 +164,12 @@ fn a_last_path_whose_files_are_back_is_well_again() {
     let parent = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| parent.path().join(name));
     let moved = ["c", "d"].map(|name| parent.path().join(name));
-    let client = Client::from(Connector::open(config_of(&paths, CAPACITY)).unwrap());
+    let client = Client::with(config_of(&paths, CAPACITY));
     let memory = Memory::patterned(5000, 0, 1);
     let state = |number: usize| client.connector.stats().paths[number].clone();
     fs::rename(&paths[0], &moved[0]).unwrap();
     eventually("the first one is out of use", || !state(0).in_use);
+    assert!(state(0).reason.contains("its path leads nowhere"), "{:?}", state(0));
     fs::rename(&moved[0], &paths[0]).unwrap();
     fs::rename(&paths[1], &moved[1]).unwrap();
     let stays = || logged::lines(&paths[1], "it stays in use").len();

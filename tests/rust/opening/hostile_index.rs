@@ -13,7 +13,6 @@ use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
 use crate::common::{Client, MIB, Memory, eventually, has_data_files, key};
 use blake2::digest::consts::U16;
 use blake2::{Blake2b, Digest};
-use kvring::Connector;
 use kvring::testing::{FileOperations, SystemFiles};
 
 const CAPACITY: u64 = 64 * MIB;
@@ -303,7 +302,7 @@ fn nothing_goes_before_what_replaces_it_is_durable() {
         let syncs = Arc::new(Syncs::default());
         let mut config = crate::common::config(directory.path(), CAPACITY);
         config.files = Arc::<Syncs>::clone(&syncs);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let at_open = syncs.0.load(Ordering::Relaxed);
         assert_eq!(client.connector.recovery().kept, keys.into());
         client.connector.close();

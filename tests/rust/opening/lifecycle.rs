@@ -1,14 +1,11 @@
 //! Opening, closing, and what holds while a store is open.
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::chunks::{intact, length};
-use crate::common::faults::{Fault, FaultEngine};
-use crate::common::{Client, MIB, Memory, config, key, once};
+use crate::common::{Client, MIB, Memory, config, key};
 use kvring::{Connector, OpenError, SubmitError};
 
 const CAPACITY: u64 = 256 * MIB;
@@ -69,7 +66,7 @@ fn close_leaves_no_buffer_in_the_kernel() {
 fn close_at_the_deadline_drops_the_queue() {
     let directory = tempfile::tempdir().unwrap();
     let config = config(directory.path(), CAPACITY);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set_one("answered", &memory));
     for batch in 0..10 {
@@ -83,24 +80,6 @@ fn close_at_the_deadline_drops_the_queue() {
     let kept = client.connector.recovery().kept;
     let loaded = (0..150).filter_map(|number| client.get_one(&key(number), MIB as usize));
     assert_eq!(loaded.inspect(|bytes| assert!(bytes == memory.bytes())).count() as u64 + 1, kept);
-}
-
-/// What was dropped in the queue is no memory of the kernel's; what the device does not give back is.
-#[test]
-fn close_says_whether_the_kernel_still_has_memory() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(true));
-    let make_engine = once(move |queue_depth, waker| {
-        FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), Arc::clone(&stuck))
-    });
-    let config = config(directory.path(), CAPACITY);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
-    let memory = Memory::patterned(MIB as usize, 0, 1);
-    client.submit_set(&[key(0)], &[&memory]);
-    let shutdown = client.close_after(Duration::ZERO);
-    assert!(!shutdown.clean && shutdown.memory_held, "{shutdown}");
-    // The second call says the same.
-    assert_eq!(client.connector.close(), shutdown);
 }
 
 /// Line 7: exactly one completion per batch, over 100,000 operations from eight threads on shared keys.
@@ -180,21 +159,6 @@ fn idle_means_idle() {
         client.counter("reactor_turns") == before
     });
     assert!(client.get_one("k", 4096).is_some(), "and it wakes again");
-}
-
-/// A file system in memory: the same promises, whichever way it takes transfers.
-#[test]
-fn tmpfs_works() {
-    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let client = Client::open(directory.path(), 32 * MIB);
-    for number in 0..20 {
-        assert!(
-            client
-                .set_one(&key(number), &Memory::patterned(length(number), number as usize, number))
-        );
-    }
-    client.connector.close();
-    assert_eq!(intact(&Client::open(directory.path(), 32 * MIB), 20), 20);
 }
 
 /// Else its file system could not be unmounted before the connector is dropped, which nobody expects.

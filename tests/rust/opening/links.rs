@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Client, MIB, Memory, config, eventually, key, pattern};
+use crate::common::{Client, MIB, Memory, config, eventually, key, keys, pattern};
 use kvring::{Config, Connector, Layout};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
@@ -60,7 +60,7 @@ impl Place {
     }
 
     fn open(&self) -> Client {
-        Client::from(Connector::open(self.config.clone()).unwrap())
+        Client::with(self.config.clone())
     }
 
     fn refusal(&self) -> String {
@@ -188,20 +188,34 @@ fn what_stands_in_the_place_of_a_chunk_is_a_miss() {
         let place = Place::new(Layout::Files);
         let client = place.open();
         store_some(&client);
-        for name in crate::common::chunk_files::files(&place.store()) {
-            let own = place.store().join("chunks").join(name);
-            fs::remove_file(&own).unwrap();
-            make(&own, &place.letter());
-        }
-        for number in 0..5 {
-            assert_eq!(client.get_one(&key(number), 5000), None, "{what}");
-        }
-        // They can be stored again.
-        eventually("their end", || {
-            store_some(&client);
-            client.get_one(&key(0), 5000).is_some()
-        });
-        assert_held(&client);
+        let exchange = || {
+            for name in crate::common::chunk_files::files(&place.store()) {
+                let own = place.store().join("chunks").join(name);
+                fs::remove_file(&own).unwrap();
+                make(&own, &place.letter());
+            }
+        };
+        let assert_missed = |client: &Client| {
+            for number in 0..5 {
+                assert_eq!(client.get_one(&key(number), 5000), None, "{what}");
+            }
+            assert!(client.connector.stats().paths[0].reason.is_empty(), "{what}");
+            // They can be stored again.
+            eventually("their end", || {
+                store_some(client);
+                client.get_one(&key(0), 5000).is_some()
+            });
+            assert_held(client);
+        };
+        exchange();
+        assert_missed(&client);
+        client.connector.close();
+        exchange();
+        let client = place.open();
+        // What is a file is looked at when it is read.
+        let is_file = what.contains("hard links");
+        assert_eq!(client.exists(&keys(0..5)), [is_file; 5], "{what} at open");
+        assert_missed(&client);
         place.assert_letter(what);
     }
 }

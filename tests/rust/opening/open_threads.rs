@@ -11,7 +11,7 @@ use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
 use crate::common::{Client, MIB, Memory, config, has_data_files};
 use blake2::digest::consts::U16;
 use blake2::{Blake2b, Digest};
-use kvring::{Connector, Eviction, Recovery};
+use kvring::{Eviction, Recovery};
 
 const CAPACITY: u64 = 512 * MIB;
 const RECORDS: u32 = 40_000;
@@ -88,7 +88,7 @@ fn opened(path: &Path, threads: usize, eviction: Eviction) -> (Recovery, Vec<Str
     let mut config = config(path, CAPACITY);
     (config.eviction, config.ttl) = (eviction, Some(Duration::from_secs(3600)));
     (config.tuning.open_threads, config.tuning.high_watermark) = (Some(threads), 1.0);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     client.assert_consistent();
     let recovery = client.connector.recovery().clone();
     let mut keys = Vec::new();

@@ -3,12 +3,10 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use crate::common::chunks::{copy_all, filled, intact, length, place};
-use crate::common::{Client, Memory, config, has_data_files, key, layout, logged};
-use kvring::{BLOCK_BYTES, Connector, Layout, OpenError, list_chunks};
+use crate::common::chunks::{filled, intact, length};
+use crate::common::{Client, Memory, has_data_files, key, layout, logged};
+use kvring::{BLOCK_BYTES, Layout, list_chunks};
 
 const CAPACITY: u64 = crate::common::chunks::CAPACITY;
 const INDEX: &str = "index.kvring";
@@ -21,8 +19,9 @@ fn everything_is_there_after_a_restart() {
     filled(directory.path(), 50);
     for _ in 0..3 {
         let client = Client::open(directory.path(), CAPACITY);
-        assert!(client.connector.recovery().clean_shutdown);
-        assert_eq!(client.connector.recovery().kept, 50);
+        let recovery = client.connector.recovery();
+        assert!(recovery.clean_shutdown && recovery.reset.is_none());
+        assert_eq!((recovery.kept, recovery.to_verify), (50, 0));
         assert_eq!(client.exists(&(0..50).map(key).collect::<Vec<_>>()), [true; 50]);
         assert_eq!(intact(&client, 50), 50);
         let stats = client.connector.stats();
@@ -36,71 +35,10 @@ fn everything_is_there_after_a_restart() {
     }
 }
 
-/// After an owner that did not close, what it wrote is verified in idle moments: a rotten chunk is gone before anybody asks.
-#[test]
-fn what_a_dead_owner_wrote_is_verified() {
-    let (original, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    filled(original.path(), 3);
-    let client = Client::open(original.path(), CAPACITY);
-    for number in 3..10 {
-        let memory = Memory::patterned(length(number), 0, number);
-        assert!(client.set_one(&key(number), &memory));
-    }
-    // What a kill would leave, as no operation is under way.
-    copy_all(original.path(), copy.path());
-    client.connector.close();
-    let (file, start) = place(copy.path(), &key(5));
-    edit(&file, start + 77, &[0xff]);
-
-    let client = Client::open(copy.path(), CAPACITY);
-    let recovery = client.connector.recovery();
-    assert_eq!((recovery.clean_shutdown, recovery.kept, recovery.to_verify), (false, 10, 7));
-    let hang = Instant::now() + Duration::from_secs(60);
-    while client.counter("verified_after_crash") < 7 {
-        assert!(Instant::now() < hang, "verification hangs");
-        thread::sleep(Duration::from_millis(5));
-    }
-    let held = client.exists(&(0..10).map(key).collect::<Vec<_>>());
-    let expected: Vec<bool> = (0..10).map(|number| number != 5).collect();
-    assert_eq!((held, client.counter("checksum_mismatch")), (expected, 1));
-    // That all are verified is noted in the turn after the last one, which this load waits for.
-    assert!(client.get_one(&key(3), length(3)).is_some());
-    client.connector.close();
-    let client = Client::open(copy.path(), CAPACITY);
-    assert_eq!(
-        (client.connector.recovery().clean_shutdown, client.connector.recovery().to_verify),
-        (true, 0)
-    );
-}
-
 // --- damage between two lives ---
 
 fn edit(path: &Path, offset: u64, bytes: &[u8]) {
     File::options().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
-}
-
-#[test]
-fn rotten_payloads_are_misses() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), 3);
-    let (file, start) = place(directory.path(), &key(0));
-    edit(&file, start + 100, &[0xff]);
-    let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!(intact(&client, 3), 2);
-    assert_eq!(client.counter("checksum_mismatch"), 1);
-    assert_eq!(client.exists(&[key(0)]), [false], "the entry is dropped");
-    assert_eq!(client.connector.stats().keys, 2);
-}
-
-#[test]
-fn a_torn_record_is_free_space() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), 10);
-    edit(&directory.path().join(INDEX), HEADER_BYTES + 3 * RECORD_BYTES + 100, &[0xff]);
-    let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!((client.connector.recovery().kept, client.connector.recovery().torn), (9, 1));
-    assert_eq!(intact(&client, 10), 9);
-    assert!(client.set_one("fits", &Memory::patterned(4096, 0, 1)));
 }
 
 /// Whatever state its bytes give a record: a reader and the open count the same ones, and the open frees them.
@@ -201,32 +139,4 @@ fn a_lost_index_costs_hits_and_nothing_else() {
         client.connector.close();
         assert!(Client::open(directory.path(), CAPACITY).get_one("new", 9000).is_some(), "{name}");
     }
-}
-
-#[test]
-fn an_index_cut_short_keeps_the_records_that_are_left() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), 10);
-    let index = File::options().write(true).open(directory.path().join(INDEX)).unwrap();
-    index.set_len(HEADER_BYTES + 4 * RECORD_BYTES + 100).unwrap();
-    let client = Client::open(directory.path(), CAPACITY);
-    assert!(client.connector.recovery().truncated);
-    assert_eq!(intact(&client, 10), 4);
-    for number in 100..200 {
-        assert!(client.set_one(&key(number), &Memory::patterned(4096, 0, number)));
-    }
-    assert_eq!(intact(&client, 10), 4);
-}
-
-#[test]
-fn a_newer_format_is_refused_and_left_alone() {
-    let directory = tempfile::tempdir().unwrap();
-    filled(directory.path(), 1);
-    let index = directory.path().join(INDEX);
-    edit(&index, 8, &7_u32.to_le_bytes());
-    let before = fs::read(&index).unwrap();
-    let error = Connector::open(config(directory.path(), CAPACITY)).map(drop).unwrap_err();
-    assert!(matches!(error, OpenError::NewerFormat { found: 7, supported: 1, .. }), "{error}");
-    assert!(error.to_string().contains('7') && error.to_string().contains('1'));
-    assert!(fs::read(&index).unwrap() == before);
 }

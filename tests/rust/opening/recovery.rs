@@ -63,23 +63,6 @@ fn generations_start_at_the_next_multiple_above_all_that_was_seen() {
     assert_eq!(generation_of_session(path, 5), 21 * SESSION_GENERATIONS);
 }
 
-// --- what is told of an open ---
-
-#[test]
-fn a_new_store_and_one_that_was_closed_have_nothing_to_tell() {
-    let directory = tempfile::tempdir().unwrap();
-    for kept in [0, 3] {
-        let client = Client::open(directory.path(), CAPACITY);
-        let recovery = client.connector.recovery().clone();
-        assert_eq!((recovery.reset, recovery.kept, recovery.to_verify), (None, kept, 0));
-        assert!(recovery.clean_shutdown && !recovery.truncated);
-        for number in 0..3 {
-            assert!(client.set_one(&key(number), &Memory::patterned(100, 0, number)));
-        }
-        client.connector.close();
-    }
-}
-
 // --- a second head of a long key ---
 
 const LENGTH: usize = 9000;

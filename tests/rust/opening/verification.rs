@@ -9,63 +9,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::chunks::{copy_all, place};
-use crate::common::faults::{Fault, FaultEngine};
+use crate::common::faults::{Fault, scripted, scripted_and_stuck};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
-use kvring::{Admission, Connector, EngineError};
+use crate::common::{Client, MIB, Memory, config, key, pattern};
+use kvring::Admission;
+use kvring::testing::Action;
 use tempfile::TempDir;
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 5000;
 
-/// An engine whose reads never come to an end, except by being cancelled: so verification does not get on.
-struct WithoutReads {
-    real: Box<dyn Engine>,
-    held: Vec<usize>,
-    cancelled: Vec<Reaped>,
-}
-
-impl Engine for WithoutReads {
-    fn description(&self) -> String {
-        format!("{} without reads", self.real.description())
-    }
-
-    unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
-        if transfer.action == Action::Read {
-            self.held.push(transfer.token);
-            return Ok(());
-        }
-        // SAFETY: as the caller vouches.
-        unsafe { self.real.submit(transfer) }
-    }
-
-    fn reap(
-        &mut self,
-        timeout: Option<Duration>,
-        reaped: &mut Vec<Reaped>,
-    ) -> Result<(), EngineError> {
-        let timeout = if self.cancelled.is_empty() { timeout } else { Some(Duration::ZERO) };
-        reaped.append(&mut self.cancelled);
-        self.real.reap(timeout, reaped)
-    }
-
-    fn cancel_all(&mut self) {
-        let cancel = |token| Reaped { token, result: -libc::ECANCELED };
-        self.cancelled.extend(self.held.drain(..).map(cancel));
-        self.real.cancel_all();
-    }
-}
-
+/// A store whose reads never come to an end, except by being cancelled: so verification does not get on.
 fn open_without_reads(directory: &Path) -> Client {
-    let connector = Connector::open_with_engine(
-        config(directory, CAPACITY),
-        |queue_depth, waker: Arc<Waker>| {
-            let real = real_engine(queue_depth, waker)?;
-            Ok(WithoutReads { real, held: Vec::new(), cancelled: Vec::new() })
-        },
-    );
-    Client::from(connector.unwrap())
+    let held = HeldBack::default();
+    held.hold(Action::Read);
+    let mut engine = scripted(|_, _, _| Fault::None);
+    Client::over(config(directory, CAPACITY), move |queue_depth, waker| {
+        Ok(held.above(Box::new(engine(queue_depth, Arc::clone(&waker))?), waker))
+    })
 }
 
 fn store(client: &Client, numbers: std::ops::Range<u64>) {
@@ -153,12 +114,8 @@ fn a_close_and_a_kill_before_it_is_done() {
 fn a_set_of_the_bytes_of_a_damaged_chunk_stores_them() {
     let directory = killed_and_damaged();
     let stuck = Arc::new(AtomicBool::new(true));
-    let client = Client::open_with_engine(directory.path(), CAPACITY, {
-        let stuck = Arc::clone(&stuck);
-        move |queue_depth, waker| {
-            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
-        }
-    });
+    let engine = scripted_and_stuck(Arc::clone(&stuck), |_, _, _| Fault::None);
+    let client = Client::over(config(directory.path(), CAPACITY), engine);
     assert_eq!(client.connector.recovery().to_verify, 7);
     // Its turn comes before the other chunks are verified.
     let memory = Memory::patterned(LENGTH, 0, 5);
@@ -180,11 +137,7 @@ fn a_refused_set_of_the_bytes_of_an_unverified_chunk_keeps_it() {
         let mut config = config(directory.path(), CAPACITY);
         (config.admission, config.write_budget_bytes) = (admission, budget_bytes);
         held_back.hold(Action::Read);
-        let make_engine = {
-            let held_back = held_back.clone();
-            move |queue_depth, waker: Arc<Waker>| held_back.engine(queue_depth, waker)
-        };
-        let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+        let client = Client::over(config, held_back.engines());
         assert_eq!(client.connector.recovery().to_verify, 7);
         // With a budget, the first write leaves a debt.
         let debt = Memory::patterned(LENGTH, 0, 99);

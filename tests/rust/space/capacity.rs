@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use crate::common::{Client, MIB, Memory, key, layout, on_disk_bytes};
-use kvring::{BLOCK_BYTES, Connector, Layout};
+use crate::common::{Client, MIB, Memory, config, key, on_disk_bytes};
+use kvring::{BLOCK_BYTES, Config, Layout};
 
 #[test]
 fn full_stores_evict_what_was_not_used_for_the_longest_time() {
     let directory = tempfile::tempdir().unwrap();
-    let mut config = crate::common::config(directory.path(), 32 * MIB);
+    let mut config = config(directory.path(), 32 * MIB);
     // Nothing goes behind an answer: what is counted stands still.
     (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..200).map(key).collect();
     assert!(client.set(&keys[..20], &[&memory; 20]).ok);
@@ -50,8 +50,17 @@ fn the_index_counts_as_well() {
 
 #[test]
 fn a_smaller_capacity_keeps_what_fits() {
+    for layout in [Layout::Extents, Layout::Files] {
+        assert_that_a_smaller_capacity_keeps_what_fits(layout);
+    }
+}
+
+fn assert_that_a_smaller_capacity_keeps_what_fits(layout: Layout) {
     let directory = tempfile::tempdir().unwrap();
-    let client = Client::open(directory.path(), 200 * MIB);
+    let open = |capacity_bytes| {
+        Client::with(Config { layout, ..config(directory.path(), capacity_bytes) })
+    };
+    let client = open(200 * MIB);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..150).map(key).collect();
     assert!(client.set(&keys, &vec![&memory; 150]).ok);
@@ -59,20 +68,21 @@ fn a_smaller_capacity_keeps_what_fits() {
     std::thread::sleep(Duration::from_millis(10));
     assert!(keys[..64].iter().all(|key| client.get_one(key, MIB as usize).is_some()));
     client.connector.close();
-    let client = Client::open(directory.path(), 100 * MIB);
+    let client = open(100 * MIB);
+    assert!(on_disk_bytes(directory.path()) <= 100 * MIB, "before it is open");
     let held = client.exists(&keys);
     let count = held.iter().filter(|held| **held).count() as u64;
     assert!(held[..64].iter().all(|held| *held), "what was used last");
     assert!((80..100).contains(&count), "{count} MiB of 100");
     // Data files go with all they hold, files of chunks in the order of eviction.
     let gone = (client.connector.recovery().out_of_range, client.counter("evicted"));
-    assert_eq!(gone, if layout() == Layout::Extents { (150 - count, 0) } else { (0, 150 - count) });
+    assert_eq!(gone, if layout == Layout::Extents { (150 - count, 0) } else { (0, 150 - count) });
     assert!(on_disk_bytes(directory.path()) <= 100 * MIB);
     assert_eq!(client.get_one(&keys[0], MIB as usize).unwrap(), memory.bytes());
     client.assert_consistent();
     // And it grows again with a larger one.
     client.connector.close();
-    let client = Client::open(directory.path(), 200 * MIB);
+    let client = open(200 * MIB);
     assert!(client.set(&keys, &vec![&memory; 150]).ok);
     assert_eq!(client.counter("evicted"), 0);
     client.assert_consistent();

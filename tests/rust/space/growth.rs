@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, has_data_files, key, once};
+use crate::common::{Client, MIB, Memory, config, eventually, has_data_files, keys};
 use kvring::testing::{Action, FileOperations, SystemFiles};
-use kvring::{Config, Connector, Durability};
+use kvring::{Config, Durability};
 
 const CAPACITY: u64 = 256 * MIB;
 /// The first data file has 64 MiB; the next one is made when a quarter of that is free.
@@ -56,7 +56,7 @@ impl Gate {
 fn open(mut config: Config) -> (Client, Arc<Gate>) {
     let gate = Arc::new(Gate::default());
     config.files = Arc::<Gate>::clone(&gate);
-    (Client::from(Connector::open(config).unwrap()), gate)
+    (Client::with(config), gate)
 }
 
 #[test]
@@ -65,16 +65,16 @@ fn loads_go_on_while_a_data_file_is_made_and_sets_wait_for_it() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let (client, gate) = open(crate::common::config(directory.path(), CAPACITY));
+    let (client, gate) = open(config(directory.path(), CAPACITY));
     let memory = Memory::patterned(MIB as usize, 0, 1);
-    let keys: Vec<String> = (0..2 * IN_FIRST_FILE).map(key).collect();
+    let keys = keys(0..2 * IN_FIRST_FILE);
     let (first, rest) = keys.split_at(40);
     assert!(client.set(first, &vec![&memory; first.len()]).ok);
     gate.close(true);
     let future = client.submit_set(rest, &vec![&memory; rest.len()]);
-    crate::common::eventually("the next file is being made", || gate.is_waited_at());
+    eventually("the next file is being made", || gate.is_waited_at());
     // Until all is written that has room in the first file.
-    crate::common::eventually("the first file is full", || {
+    eventually("the first file is full", || {
         client.connector.stats().allocated_bytes >= (IN_FIRST_FILE - 1) * MIB
     });
     for key in first {
@@ -98,18 +98,16 @@ fn close_drops_what_waits_for_a_data_file() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let config = crate::common::config(directory.path(), CAPACITY);
+    let config = config(directory.path(), CAPACITY);
     let (client, gate) = open(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
-    let keys: Vec<String> = (0..2 * IN_FIRST_FILE).map(key).collect();
+    let keys = keys(0..2 * IN_FIRST_FILE);
     gate.close(true);
     client.submit_set(&keys, &vec![&memory; keys.len()]);
-    crate::common::eventually("the first file is full", || {
-        client.counter("set_stored") >= IN_FIRST_FILE - 1
-    });
+    eventually("the first file is full", || client.counter("set_stored") >= IN_FIRST_FILE - 1);
     let shutdown = std::thread::scope(|scope| {
         let closing = scope.spawn(|| client.close_after(Duration::from_millis(100)));
-        crate::common::eventually("its time is over", || client.counter("abandoned") > 0);
+        eventually("its time is over", || client.counter("abandoned") > 0);
         gate.close(false);
         closing.join().unwrap()
     });
@@ -141,16 +139,14 @@ fn while_a_sync_of_growth_waits(
     check: impl FnOnce(&Client, &HeldBack, &FailingNames, u64),
 ) {
     let directory = tempfile::tempdir().unwrap();
-    let (held, names) = (HeldBack::default(), Arc::new(FailingNames::default()));
-    let mut config = crate::common::config(directory.path(), CAPACITY);
+    let names = Arc::new(FailingNames::default());
+    let mut config = config(directory.path(), CAPACITY);
     config.durability = Durability::Persistent;
     config.tuning.persistent_max_retries = max_retries;
     config.files = Arc::<FailingNames>::clone(&names);
-    let engine = held.clone();
-    let make_engine = once(move |queue_depth, waker| engine.engine(queue_depth, waker));
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let (client, held) = HeldBack::open(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
-    let keys: Vec<String> = (0..52).map(key).collect();
+    let keys = keys(0..52);
     let (first, rest) = keys.split_at(40);
     assert!(client.set(first, &vec![&memory; first.len()]).ok);
     names.fails.store(true, Ordering::SeqCst);
@@ -158,7 +154,7 @@ fn while_a_sync_of_growth_waits(
     held.hold(Action::Sync);
     let sets = client.submit_set(rest, &vec![&memory; rest.len()]);
     held.until_given(1);
-    crate::common::eventually("the sync of growth", || names.gate.is_waited_at());
+    eventually("the sync of growth", || names.gate.is_waited_at());
     check(&client, &held, &names, sets);
     assert_eq!(client.wait(sets).ok, max_retries > 0);
     let is_stored = client.exists(rest);
@@ -177,8 +173,8 @@ fn a_failed_sync_of_the_growth_thread_vouches_for_no_set_that_was_written_before
     for max_retries in [0, 1] {
         while_a_sync_of_growth_waits(max_retries, |_, held, names, _| {
             names.gate.close(false);
-            crate::common::eventually("its failure", || !names.fails.load(Ordering::SeqCst));
-            crate::common::eventually("its end", || !names.gate.is_waited_at());
+            eventually("its failure", || !names.fails.load(Ordering::SeqCst));
+            eventually("its end", || !names.gate.is_waited_at());
             held.until_all_have_looked();
             held.release();
         });

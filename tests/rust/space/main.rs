@@ -8,6 +8,7 @@ mod common;
 mod capacity;
 mod growth;
 mod must_stay;
+mod namespaces;
 mod path_limits;
 mod upkeep;
 mod waiting_sets;

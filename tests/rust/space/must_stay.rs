@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::common::{Client, MIB, Memory, config, has_data_files, key};
+use crate::common::{Client, MIB, Memory, config, has_data_files, key, keys};
 use kvring::testing::{FileOperations, SystemFiles};
-use kvring::{Config, Connector, Eviction};
+use kvring::{Config, Eviction};
 
 const CAPACITY: u64 = 16 * MIB;
 const BLOCK: usize = 4096;
@@ -21,11 +21,7 @@ fn open(directory: &Path, eviction: Eviction, set_up: impl FnOnce(&mut Config)) 
     // Nothing goes but for those who need room.
     (config.tuning.low_watermark, config.tuning.high_watermark) = (1.0, 1.0);
     set_up(&mut config);
-    Client::from(Connector::open(config).unwrap())
-}
-
-fn keys(numbers: std::ops::Range<u64>) -> Vec<String> {
-    numbers.map(key).collect()
+    Client::with(config)
 }
 
 /// Stores chunks of `length` under these keys, and says how many were.
@@ -210,7 +206,7 @@ fn leases_and_pins_do_not_stop_a_store_that_cannot_grow() {
         let directory = tempfile::tempdir().unwrap();
         let mut config = config(directory.path(), 256 * MIB);
         (config.files, config.lease_s) = (Arc::new(Small::default()), LONG_LEASE_S);
-        let client = Client::from(Connector::open(config).unwrap());
+        let client = Client::with(config);
         let length = MIB as usize;
         let held = keys(0..80);
         store(&client, &held, length, 1);

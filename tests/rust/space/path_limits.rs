@@ -1,17 +1,16 @@
 //! Limits that hold for a store as a whole, also on several paths: quotas and the budget of writes.
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine, Script};
+use crate::common::faults::{Fault, failing, scripted_on};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config_of, eventually, key};
+use crate::common::{Client, MIB, Memory, config_of, eventually, key, new_paths};
+use kvring::Config;
 use kvring::testing::Action;
-use kvring::{Config, Connector};
 use tempfile::TempDir;
 
 const NAMESPACE: &str = "test/model";
@@ -20,9 +19,7 @@ const QUOTA: u64 = 32 * MIB;
 const SMALL: u64 = 8192;
 
 fn config(paths: usize) -> (TempDir, Config) {
-    let root = tempfile::tempdir().unwrap();
-    let paths: Vec<PathBuf> =
-        (0..paths).map(|number| root.path().join(format!("disk{number}"))).collect();
+    let (root, paths) = new_paths(paths);
     let config = config_of(&paths, 320 * MIB);
     (root, config)
 }
@@ -47,15 +44,11 @@ fn taken(client: &Client) -> u64 {
     own.1.allocated_bytes
 }
 
-fn open(config: Config) -> Client {
-    Client::from(Connector::open(config).unwrap())
-}
-
 /// Each path alone has an eighth of the quota's keys, and any of them takes a chunk of three quarters of it.
 #[test]
 fn a_chunk_within_the_quota_fits_on_any_of_several_paths() {
     let (_root, config) = with_quota(8);
-    let client = open(config);
+    let client = Client::with(config);
     let keys: Vec<String> = (0..6000).map(key).collect();
     let chunk = Memory::patterned(5000, 0, 1);
     assert!(client.set(&keys, &vec![&chunk; keys.len()]).ok);
@@ -76,7 +69,7 @@ fn a_chunk_within_the_quota_fits_on_any_of_several_paths() {
 fn room_in_a_quota_is_made_at_all_paths_alike() {
     let (_root, mut config) = with_quota(2);
     config.capacities_bytes = vec![192 * MIB, 64 * MIB];
-    let client = open(config);
+    let client = Client::with(config);
     let keys: Vec<String> = (0..12_000).map(key).collect();
     let chunk = Memory::patterned(5000, 0, 1);
     for keys in keys.chunks(1000) {
@@ -93,18 +86,9 @@ fn room_in_a_quota_is_made_at_all_paths_alike() {
 #[test]
 fn a_quota_is_there_for_the_paths_in_use() {
     let (_root, config) = with_quota(2);
-    let (fails, engines) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0));
-    let broken = Arc::clone(&fails);
-    let make_engine = move |queue_depth, waker| {
-        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
-        let broken = Arc::clone(&broken);
-        let script: Script = Box::new(move |_, _, _| match broken.load(Ordering::SeqCst) {
-            true if is_second => Fault::Errno(libc::ENODEV),
-            _ => Fault::None,
-        });
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    };
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let fails = Arc::new(AtomicBool::new(false));
+    let engines = scripted_on(1, failing(Fault::Errno(libc::ENODEV), &fails));
+    let client = Client::over(config, engines);
     for number in 0..31 {
         assert_eq!(store(&client, number, 1 << 20), Ok(()));
     }
@@ -129,7 +113,7 @@ fn the_budget_of_writes_is_one_for_all_paths() {
     let (_root, mut config) = config(4);
     // An hour's worth, as much as the longest chunk, comes at once.
     config.write_budget_bytes = Some(24 * 64 * MIB);
-    let client = open(config);
+    let client = Client::with(config);
     for number in 0..120 {
         assert_eq!(store(&client, number, 1 << 20), Ok(()), "what is not admitted completes ok");
     }
@@ -142,10 +126,7 @@ fn the_budget_of_writes_is_one_for_all_paths() {
 #[test]
 fn what_goes_for_a_quota_during_close_stays_gone() {
     let (_root, config) = with_quota(2);
-    let held = HeldBack::default();
-    let engines = held.clone();
-    let make_engine = move |queue_depth, waker| engines.engine(queue_depth, waker);
-    let client = Client::from(Connector::open_with_engine(config.clone(), make_engine).unwrap());
+    let (client, held) = HeldBack::open(config.clone());
     let keys = || [0, 1].map(|number: usize| client.connector.stats().paths[number].keys);
     let chunks = QUOTA / MIB;
     let mut of_second = None;
@@ -174,7 +155,7 @@ fn what_goes_for_a_quota_during_close_stays_gone() {
         held.release();
         assert!(closing.join().unwrap().clean);
     });
-    let client = open(config);
+    let client = Client::with(config);
     assert_eq!(client.get_one(&key(last), 4 * MIB as usize).unwrap(), longer.bytes());
     assert!(taken(&client) <= QUOTA, "{}", taken(&client));
 }

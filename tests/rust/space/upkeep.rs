@@ -2,14 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use crate::common::faults::{Fault, FaultEngine};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, key, once, pattern};
+use crate::common::{Client, MIB, Memory, config, eventually, key, keys, pattern};
 use kvring::testing::{Action, Clock};
-use kvring::{Config, Connector, Eviction, KeyState, list_chunks};
+use kvring::{Config, Eviction, list_chunks};
 
 const HOUR_MS: u64 = 3_600_000;
 const START_MS: u64 = 1_800_000_000_000;
@@ -27,16 +26,12 @@ impl Timed {
         config.ttl = Some(Duration::from_millis(HOUR_MS));
         config.clock = Clock::by_hand(Arc::clone(&now_ms));
         set_up(&mut config);
-        Self { now_ms, client: Client::from(Connector::open(config).unwrap()) }
+        Self { now_ms, client: Client::with(config) }
     }
 
     fn set_clock(&self, now_ms: u64) {
         self.now_ms.store(now_ms, Ordering::SeqCst);
     }
-}
-
-fn keys(numbers: std::ops::Range<u64>) -> Vec<String> {
-    numbers.map(key).collect()
 }
 
 #[test]
@@ -210,11 +205,7 @@ fn uses_reach_the_index_while_the_store_is_open() {
         let chunk = chunks.find(|chunk| chunk.key == key(number)).unwrap();
         (chunk.uses, chunk.last_used_ms)
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while use_of(1) != (3, START_MS + 5) {
-        assert!(Instant::now() < deadline, "{:?}", use_of(1));
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    eventually("the uses", || use_of(1) == (3, START_MS + 5));
     assert_eq!(use_of(0), (0, START_MS));
 }
 
@@ -320,10 +311,7 @@ fn what_is_being_read_is_not_evicted() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config(directory.path(), 32 * MIB);
     (config.lease_s, config.tuning.set_in_flight_while_loading_bytes) = (0, 32 * MIB);
-    let reads = HeldBack::default();
-    let hand = reads.clone();
-    let make_engine = once(move |queue_depth, waker| hand.engine(queue_depth, waker));
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
+    let (client, reads) = HeldBack::open(config);
     let memory = Memory::patterned(MIB as usize, 0, 1);
     assert!(client.set(&keys(0..27), &[&memory; 27]).ok);
     let loaded = Memory::new(MIB as usize, 0);
@@ -357,117 +345,4 @@ fn a_prefix_ends_at_the_first_miss_and_is_leased_as_one() {
     assert!(prefix(&[]).is_empty());
     assert_eq!(prefix(&keys(99..100)), [true]);
     assert_eq!((client.counter("exists_hits"), client.counter("exists_misses")), (71, 2));
-}
-
-fn of(model: &str, number: u64) -> String {
-    format!("{model}@00000000@0@{number:x}")
-}
-
-/// A purge leaves nothing of a namespace, neither what is held nor what is on its way, and nothing else is touched.
-#[test]
-fn a_purge_reaches_what_is_being_written() {
-    let directory = tempfile::tempdir().unwrap();
-    let stuck = Arc::new(AtomicBool::new(false));
-    let make_engine = once({
-        let stuck = Arc::clone(&stuck);
-        move |queue_depth, waker| {
-            FaultEngine::new(queue_depth, waker, Box::new(|_, _, _| Fault::None), stuck)
-        }
-    });
-    let config = config(directory.path(), 32 * MIB);
-    let client = Client::from(Connector::open_with_engine(config, make_engine).unwrap());
-    let memory = Memory::patterned(5000, 0, 1);
-    let names = |model: &str, numbers: std::ops::Range<u64>| -> Vec<String> {
-        numbers.map(|number| of(model, number)).collect()
-    };
-    assert!(client.set(&names("a", 0..20), &[&memory; 20]).ok);
-    assert!(client.set(&names("b", 0..20), &[&memory; 20]).ok);
-    assert_eq!(client.connector.pin(&names("a", 3..4)).unwrap(), [true]);
-    stuck.store(true, Ordering::SeqCst);
-    // One new key, and one that is replaced.
-    let other = Memory::patterned(5000, 0, 2);
-    let set = client.submit_set(&names("a", 19..21), &[&other; 2]);
-    let usage = client.connector.usage().unwrap();
-    let (name, of_a) = &usage[0];
-    assert_eq!((name.as_str(), of_a.keys, of_a.writing_keys), ("a", 20, 2));
-    assert_eq!(of_a.allocated_bytes, 20 * 8192);
-    let (listed, next) = client.connector.keys("a", 0, usize::MAX).unwrap();
-    let writing = listed.iter().filter(|(_, state)| *state == KeyState::Writing).count();
-    assert_eq!((listed.len(), writing, next), (21, 2, None));
-
-    let purged = client.connector.purge("a").unwrap();
-    assert_eq!((purged.keys, purged.bytes, purged.pinned), (19, 19 * 5000, names("a", 3..4)));
-    stuck.store(false, Ordering::SeqCst);
-    assert!(client.set_one("wakes the reactor", &memory));
-    assert!(client.wait(set).ok, "it was stored, and went at once");
-    assert_eq!(client.exists(&names("a", 0..21)).iter().filter(|held| **held).count(), 1);
-    assert_eq!(client.exists(&names("b", 0..20)), [true; 20]);
-    client.connector.unpin(&names("a", 3..4)).unwrap();
-    client.connector.purge("a").unwrap();
-    assert!(client.connector.usage().unwrap().iter().all(|(name, _)| name != "a"));
-    client.assert_consistent();
-}
-
-/// Keys can be listed a page at a time.
-#[test]
-fn pages_of_keys_have_every_key_once() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = Client::open(directory.path(), 64 * MIB);
-    let memory = Memory::patterned(1, 0, 1);
-    let mut expected: Vec<String> = (0..3000).map(|number| of("m", number)).collect();
-    for keys in expected.chunks(1000) {
-        assert!(client.set(keys, &vec![&memory; keys.len()]).ok);
-    }
-    assert!(client.set_one("another namespace", &memory));
-    let (mut listed, mut cursor, mut pages) = (Vec::new(), Some(0), 0);
-    while let Some(at) = cursor {
-        let (keys, next) = client.connector.keys("m", at, 100).unwrap();
-        assert!(next.is_none() || keys.len() >= 100);
-        listed.extend(keys.into_iter().map(|(key, _)| key));
-        (cursor, pages) = (next, pages + 1);
-    }
-    assert!(pages > 10);
-    listed.sort();
-    expected.sort();
-    assert_eq!(listed, expected);
-}
-
-/// A namespace past its quota makes room among its own chunks; the others do not notice.
-#[test]
-fn a_quota_holds_and_is_all_used() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut config = config(directory.path(), 64 * MIB);
-    config.quotas = vec![("tenant@a".into(), 8 * MIB), ("small".into(), MIB)];
-    config.lease_s = 0;
-    let client = Client::from(Connector::open(config.clone()).unwrap());
-    let memory = Memory::patterned(MIB as usize / 2, 0, 1);
-    let of_tenant = |number: u64| format!("tenant@00000000@0@{number:x}@a");
-    assert!(client.set(&keys(0..40), &[&memory; 40]).ok);
-    for number in 0..100 {
-        assert!(client.set_one(&of_tenant(number), &memory));
-        if number >= 10 {
-            assert!(client.get_one(&of_tenant(0), MIB as usize / 2).is_some(), "it is in use");
-        }
-    }
-    let held: Vec<String> = (0..100).map(of_tenant).collect();
-    let held: Vec<bool> = client.exists(&held);
-    assert!(held[0] && held[85..].iter().all(|held| *held), "{held:?}");
-    assert_eq!(held.iter().filter(|held| **held).count(), 16);
-    assert_eq!(client.exists(&keys(0..40)), [true; 40]);
-    // What cannot fit says so, and nothing goes for it.
-    let completion = client.set(&[of("small", 0)], &[&Memory::patterned(2 * MIB as usize, 0, 1)]);
-    assert!(!completion.ok);
-    assert!(completion.error.contains("'small'") && completion.error.contains("1048576"));
-    let usage = client.connector.usage().unwrap();
-    let of_a = &usage.iter().find(|(name, _)| name == "tenant@a").unwrap().1;
-    assert_eq!((of_a.quota_bytes, of_a.allocated_bytes), (Some(8 * MIB), 8 * MIB));
-    client.assert_consistent();
-    client.connector.close();
-    // A smaller one holds from the next SET on.
-    config.quotas[0].1 = 2 * MIB;
-    let client = Client::from(Connector::open(config).unwrap());
-    assert!(client.set_one(&of_tenant(200), &memory));
-    let usage = client.connector.usage().unwrap();
-    let of_a = &usage.iter().find(|(name, _)| name == "tenant@a").unwrap().1;
-    assert_eq!(of_a.allocated_bytes, 2 * MIB);
 }

@@ -3,17 +3,13 @@
 use std::time::Duration;
 
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, config_of, eventually, key};
+use crate::common::{Client, MIB, Memory, config, config_of, eventually, key, keys, new_paths};
 use kvring::testing::Action;
-use kvring::{Config, Connector, Durability};
+use kvring::{Config, Durability};
 use tempfile::TempDir;
 
 const NAMESPACE: &str = "test/model";
 const CHUNK: usize = 1 << 20;
-
-fn keys(numbers: std::ops::Range<u64>) -> Vec<String> {
-    numbers.map(key).collect()
-}
 
 fn other_key(number: u64) -> String {
     format!("other@00000000@0@{number:064x}")
@@ -25,11 +21,8 @@ fn with_quota(chunks: u64) -> (TempDir, Client, HeldBack) {
     let mut config = config(directory.path(), 256 * MIB);
     config.quotas = vec![(NAMESPACE.into(), chunks * MIB)];
     config.lease_s = 0;
-    let writes = HeldBack::default();
-    let hand = writes.clone();
-    let connector =
-        Connector::open_with_engine(config, move |depth, waker| hand.engine(depth, waker));
-    (directory, Client::from(connector.unwrap()), writes)
+    let (client, writes) = HeldBack::open(config);
+    (directory, client, writes)
 }
 
 /// Far more at once than there is room for.
@@ -38,7 +31,7 @@ fn assert_all_are_stored(what: &str, capacity_bytes: u64, set_up: impl FnOnce(&m
     let mut config = config(directory.path(), capacity_bytes);
     config.io_threads = Some(2);
     set_up(&mut config);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let (keys, chunks) = (keys(0..400), [1, 2].map(|seed| Memory::patterned(CHUNK, 0, seed)));
     let memory: Vec<&Memory> = (0..400).map(|number| &chunks[number % 2]).collect();
     let answer = client.set(&keys, &memory);
@@ -141,11 +134,10 @@ fn close_drops_sets_that_wait_for_room() {
 /// A quota is one account over all paths: what ends at one of them makes room for what waits at another.
 #[test]
 fn sets_wait_for_what_other_paths_write() {
-    let root = tempfile::tempdir().unwrap();
-    let paths: Vec<_> = (0..3).map(|number| root.path().join(format!("disk{number}"))).collect();
+    let (_root, paths) = new_paths(3);
     let mut config = config_of(&paths, 320 * MIB);
     (config.quotas, config.lease_s) = (vec![(NAMESPACE.into(), 8 * MIB)], 0);
-    let client = Client::from(Connector::open(config).unwrap());
+    let client = Client::with(config);
     let memory = Memory::patterned(CHUNK, 0, 1);
     let answer = client.set(&keys(0..200), &[&memory; 200]);
     assert!(answer.ok, "{}", answer.error);
