@@ -19,19 +19,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvring::{Config, Connector, OpenError};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
+#[path = "sectors.rs"]
+mod sectors;
+
+use self::sectors::{SECTOR_BYTES, SimulatedFile, is_same, read_start, sector};
 use crate::common::random::Random;
 use crate::simulated_engine::{SimulatedEngine, SimulatedFiles};
 use crate::turns::Turns;
 
-pub(crate) const SECTOR_BYTES: usize = 512;
 const INDEX: &str = "index.kvring";
 /// As much of the index as the small workloads of a simulation use.
 const INDEX_BYTES: usize = 64 << 10;
-const FIRST_RECORD_SECTOR: usize = 8;
-
-type Sector = [u8; SECTOR_BYTES];
 
 /// How a session ends without being asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,29 +42,6 @@ pub(crate) enum Crash {
     PowerLoss,
     /// Nothing stays that was not synced.
     PowerLossKeepingNothing,
-}
-
-#[derive(Clone, Default)]
-struct SimulatedFile {
-    /// Bytes as they were last looked at. Of a data file only their number counts: where its last write ended.
-    seen: Vec<u8>,
-    end: usize,
-    /// Sectors written since the last sync: what is durable, and every version since.
-    unsynced: BTreeMap<usize, Vec<Sector>>,
-    /// What is durable of sectors that a failed sync dropped: they differ, and no sync writes them.
-    dropped: BTreeMap<usize, Sector>,
-    /// Failed syncs that descriptors are told of, and how many each was told of.
-    failures: u64,
-    told: HashMap<RawFd, u64>,
-}
-
-impl SimulatedFile {
-    /// Notes that a sector of these bytes became these.
-    fn change(&mut self, number: usize, old: &[u8], new: &[u8]) {
-        let dropped = self.dropped.remove(&number);
-        let durable = || vec![dropped.unwrap_or_else(|| sector(old))];
-        self.unsynced.entry(number).or_insert_with(durable).push(sector(new));
-    }
 }
 
 /// What the next owner finds.
@@ -106,25 +83,15 @@ pub(crate) struct SimulatedDisk {
 impl SimulatedDisk {
     /// A disk for the store in `directory`; what is in there is durable. It does not crash by itself before `arm`.
     pub(crate) fn new(directory: &Path, random: Random) -> Arc<Self> {
-        Self::with_files(directory, random, BTreeMap::new(), 0, 1)
-    }
-
-    fn with_files(
-        directory: &Path,
-        random: Random,
-        files: BTreeMap<String, SimulatedFile>,
-        fingerprint: u64,
-        boot: u32,
-    ) -> Arc<Self> {
         let state = State {
-            files,
-            boot,
+            boot: 1,
             goes_down: false,
+            files: BTreeMap::new(),
             left: u64::MAX,
             crash: Crash::PowerLoss,
             random,
             image: None,
-            fingerprint,
+            fingerprint: 0,
             is_open: false,
             failing_syncs: 0,
             failing_call: 0,
@@ -228,11 +195,7 @@ impl SimulatedDisk {
     /// What was written to the file so far is durable, unless the sync is to fail: it says so, and nothing is. The device
     /// has lost the data then; of the index, which is mapped, the page cache keeps it.
     pub(crate) fn sync(&self, name: &str) -> bool {
-        self.event();
-        let mut state = self.state.lock();
-        if name == INDEX {
-            self.look_at_index(&mut state);
-        }
+        let mut state = self.state_before_sync(name);
         let fails = state.failing_call == 1;
         state.failing_call = state.failing_call.saturating_sub(1);
         let Some(file) = state.files.get_mut(name) else { return fails };
@@ -249,13 +212,19 @@ impl SimulatedDisk {
         fails
     }
 
-    /// A sync of a reactor, by `descriptor`; says whether it failed.
-    pub(crate) fn try_sync(&self, name: &str, descriptor: RawFd) -> bool {
+    /// A sync is about to be done.
+    fn state_before_sync(&self, name: &str) -> MutexGuard<'_, State> {
         self.event();
         let mut state = self.state.lock();
         if name == INDEX {
             self.look_at_index(&mut state);
         }
+        state
+    }
+
+    /// A sync of a reactor, by `descriptor`; says whether it failed.
+    pub(crate) fn try_sync(&self, name: &str, descriptor: RawFd) -> bool {
+        let mut state = self.state_before_sync(name);
         let State { files, random, failing_syncs, .. } = &mut *state;
         let Some(file) = files.get_mut(name) else { return false };
         let fails = *failing_syncs > 0 && random.one_of(*failing_syncs);
@@ -384,9 +353,13 @@ impl SimulatedDisk {
             }
             files.insert(name, left);
         }
-        let random = Random::new(state.random.below(u64::MAX));
-        let boot = state.boot + u32::from(state.goes_down);
-        Self::with_files(directory, random, files, state.fingerprint, boot)
+        let next = Self::new(directory, Random::new(state.random.below(u64::MAX)));
+        {
+            let mut next = next.state.lock();
+            next.boot = state.boot + u32::from(state.goes_down);
+            (next.files, next.fingerprint) = (files, state.fingerprint);
+        }
+        next
     }
 }
 
@@ -394,27 +367,4 @@ impl std::fmt::Debug for SimulatedDisk {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "SimulatedDisk at {}", self.directory.display())
     }
-}
-
-/// Whether a sector of the index says the same. The time of last use does not count: it is outside the checksum, and how
-/// often it changes depends on the clock.
-fn is_same(number: usize, old: &[u8], new: &[u8]) -> bool {
-    if number < FIRST_RECORD_SECTOR {
-        return old == new;
-    }
-    old.chunks(256).zip(new.chunks(256)).all(|(old, new)| old[8..] == new[8..])
-}
-
-fn sector(bytes: &[u8]) -> Sector {
-    let mut sector = [0; SECTOR_BYTES];
-    sector[..bytes.len()].copy_from_slice(bytes);
-    sector
-}
-
-fn read_start(path: &Path, limit: usize) -> Vec<u8> {
-    let Ok(file) = File::open(path) else { return Vec::new() };
-    let length = (file.metadata().unwrap().len() as usize).min(limit);
-    let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, 0).unwrap();
-    bytes
 }

@@ -15,6 +15,51 @@ use super::plan::{Mechanism, NAMESPACES};
 const PROBES: usize = 64;
 
 impl Driver<'_> {
+    /// SETs of the very bytes that a killed session has left, before they can be verified: they stay hits, whatever admission says.
+    pub(crate) fn store_again(&mut self) -> Result<(), String> {
+        let mut held: Vec<(String, u64)> = Vec::new();
+        for key in self.model.keys() {
+            let version = self.model.held(&key).filter(|_| self.model.is_stored(&key));
+            held.extend(version.filter(|_| !self.is_expired(&key)).map(|version| (key, version)));
+        }
+        held.truncate(8);
+        let keys: Vec<String> = held.iter().map(|(key, _)| key.clone()).collect();
+        let of = |(_, version): &(String, u64)| {
+            Memory::patterned(self.plan.length(*version), 0, *version)
+        };
+        let memory: Vec<Memory> = held.iter().map(of).collect();
+        let done = self.client.set(&keys, &memory.iter().collect::<Vec<_>>());
+        if !done.ok && !self.may_fail(&done.error) {
+            return Err(format!("equal bytes are not stored: {}", done.error));
+        }
+        for (key, version) in held {
+            self.model.note_use(&key, self.now_ms(), false);
+            if !self.load_at_once(&key, version)? {
+                return Err(format!("'{key}' was a hit until the SET of its very bytes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The first look at what the session before it has left: of each key one of the chunks that may be there, and all that must.
+    pub(crate) fn look(&mut self, may_have_lost: bool) -> Result<(), String> {
+        if !may_have_lost {
+            let vanished = self.model.take_vanished();
+            let lost = vanished.iter().find(|key| !self.is_expired(key));
+            if let Some(key) = lost {
+                return Err(format!("'{key}' is lost: {}", self.client.connector.recovery()));
+            }
+        }
+        for key in self.model.keys() {
+            if may_have_lost {
+                self.model.may_miss(&key);
+            }
+            let found = self.find(&key)?;
+            self.model.settle(&key, Possible::from([found]));
+        }
+        self.count_gone()
+    }
+
     /// What has gone has gone by a rule, and nothing that is guarded has.
     pub(super) fn count_gone(&mut self) -> Result<(), String> {
         self.model.follow(&self.client.connector)?;

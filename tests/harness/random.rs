@@ -12,6 +12,8 @@
     reason = "a harness that unwraps fails with the place and the reason"
 )]
 
+#[path = "random_acts.rs"]
+mod acts;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "random_content.rs"]
