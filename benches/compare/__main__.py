@@ -18,6 +18,7 @@ from benches.compare.harness.session import Session, progress
 from benches.compare.harness.workload import TransferError
 from benches.compare.parts import TITLES, part
 from tests.support.devices import DeviceError
+from tests.support.lmcache_command import DeploymentError
 
 _RESULTS_DIRECTORY = Path(__file__).resolve().parents[2] / "target" / "bench"
 
@@ -60,7 +61,7 @@ def _measure(arguments: argparse.Namespace) -> list[str]:
             except DeviceError as reason:
                 progress(f"skipped: {name}: {reason}")
                 continue
-            except (TransferError, OSError) as error:
+            except (DeploymentError, TransferError, OSError) as error:
                 progress(f"FAILED: {name}: {error}")
                 failed.append(name)
                 continue

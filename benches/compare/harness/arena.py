@@ -53,15 +53,6 @@ class Arena:
         """Return the places to load them into."""
         return self._chunks(self._half_size_bytes, chunk_size_bytes, chunk_count)
 
-    def joined(self, chunks: list[memoryview]) -> memoryview:
-        """Return chunks that lie side by side as one."""
-        starts = [ctypes.addressof(ctypes.c_char.from_buffer(chunk)) for chunk in chunks]
-        sizes = [len(chunk) for chunk in chunks]
-        if any(starts[n] + sizes[n] != starts[n + 1] for n in range(len(chunks) - 1)):
-            raise ValueError("the chunks do not lie side by side")
-        offset = starts[0] - self.address
-        return memoryview(self._memory)[offset : offset + sum(sizes)]
-
     def clear_loaded(self, size_bytes: int) -> None:
         """Wipe what was loaded, so that the next load can't pass with the bytes of this one."""
         zeros = bytes(_FILL_SIZE_BYTES)
