@@ -17,8 +17,6 @@ use crate::key::Digest;
 pub enum ConfigError {
     #[error("unknown option '{name}'{hint}; the options are: {known}", hint = did_you_mean(*nearest))]
     Unknown { name: String, nearest: Option<&'static str>, known: String },
-    #[error("option '{name}' is gone: {fate}; leave it out")]
-    Gone { name: String, fate: String },
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid { name: &'static str, value: String, reason: String, range: String },
     #[error(

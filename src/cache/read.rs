@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{Cache, GetRequest};
-use crate::config::Checksum;
 use crate::index::{ChunkVersion, EnteredGet, Pin};
 use crate::key::Digest;
 
@@ -52,9 +51,9 @@ impl ReadHandle {
 
     /// All of it was read. Says whether `checksum` is that of what was stored; a chunk that is damaged is dropped.
     pub(crate) fn finish(mut self, checksum: u64) -> bool {
-        let is_verified = self.cache.config.checksum != Checksum::Off;
+        let is_verified = self.cache.config.checksum.is_on();
         let expected = self.pin.checksum.filter(|_| is_verified);
-        if expected.is_some_and(|expected| expected.value != checksum) {
+        if expected.is_some_and(|expected| expected != checksum) {
             self.cache.counters.checksum_mismatch.add(1);
             self.cache.log_limits.mismatches.log(self.cache.config.path(), 1, || {
                 format!("a chunk ({}) does not match its checksum: dropped", self.extent_text())

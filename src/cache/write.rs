@@ -19,7 +19,7 @@ use super::room::RoomMaking;
 use super::writes::RoomOf;
 use super::{Cache, GetRequest, SetRequest};
 use crate::block::Extent;
-use crate::checksum::{ChecksumKind, PayloadChecksum};
+use crate::checksum::{crc64, placed};
 use crate::error::StoreError;
 use crate::evict::PoolId;
 use crate::index::{ChunkFields, Reservation};
@@ -80,7 +80,7 @@ impl Claim {
     /// CRC-64/NVME of what is to be stored.
     pub(crate) fn checksum(&self) -> u64 {
         let buffer = &self.request.buffer;
-        ChecksumKind::Crc64Nvme.of(buffer.bytes(0, buffer.length_bytes()))
+        crc64(buffer.bytes(0, buffer.length_bytes()))
     }
 
     /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them. If
@@ -167,17 +167,16 @@ impl Claim {
             true => Comparison::Same,
             false => Comparison::SameUnlessDamaged,
         };
-        let Some(kind) = cache.config.checksum.kind() else { return Some(same) };
-        // A CRC-32C is too short to tell: such a chunk is stored anew.
-        let Some(checksum) = stored.checksum.filter(|checksum| checksum.kind == kind) else {
-            return Some(Comparison::Different);
-        };
+        if !cache.config.checksum.is_on() {
+            return Some(same);
+        }
+        let Some(checksum) = stored.checksum else { return Some(Comparison::Different) };
         let part_bytes = limit_bytes.min(length - self.compared_bytes);
         let part = request.buffer.bytes(self.compared_bytes, part_bytes);
         self.compared_bytes += part_bytes;
         let left_bytes = (length - self.compared_bytes) as u64;
-        self.compared_checksum ^= kind.placed(kind.of(part), left_bytes);
-        let is_same = checksum.value == self.compared_checksum;
+        self.compared_checksum ^= placed(crc64(part), left_bytes);
+        let is_same = checksum == self.compared_checksum;
         (left_bytes == 0).then_some(if is_same { same } else { Comparison::Different })
     }
 }
@@ -275,14 +274,13 @@ impl WriteHandle {
     }
 
     fn content_of(&self, request: &SetRequest, checksum: u64) -> ChunkFields {
-        let kind = self.cache.config.checksum.kind();
         ChunkFields {
             digest: request.digest,
             namespace: request.namespace,
             extent: self.extent,
             length_bytes: request.buffer.length_bytes() as u64,
             generation: self.cache.index.next_generation(),
-            checksum: kind.map(|kind| PayloadChecksum { kind, value: checksum }),
+            checksum: self.cache.config.checksum.is_on().then_some(checksum),
             created_ms: self.cache.config.clock.now_ms(),
         }
     }

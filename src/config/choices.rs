@@ -1,7 +1,5 @@
 //! Options that are one of a few names.
 
-use crate::checksum::ChecksumKind;
-
 macro_rules! named {
     ($(#[$about:meta])* $kind:ident { $($(#[$value_about:meta])* $value:ident = $name:literal,)+ }) => {
         $(#[$about])*
@@ -31,9 +29,9 @@ named! {
 }
 
 impl Checksum {
-    /// The checksum of new chunks.
-    pub(crate) fn kind(self) -> Option<ChecksumKind> {
-        (self == Self::Crc64Nvme).then_some(ChecksumKind::Crc64Nvme)
+    /// Whether new chunks get one.
+    pub(crate) fn is_on(self) -> bool {
+        self != Self::Off
     }
 }
 

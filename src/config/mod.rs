@@ -226,9 +226,6 @@ impl Config {
 }
 
 fn unknown(name: String) -> ConfigError {
-    if let Some(fate) = options::fate(&name) {
-        return ConfigError::Gone { name, fate };
-    }
     ConfigError::Unknown {
         nearest: nearest(&name, OPTIONS.iter().map(|spec| spec.name)),
         known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
@@ -266,18 +263,6 @@ mod tests {
             options(&[("io_threads", OptionValue::Float(64.0))]).unwrap().io_threads,
             Some(64)
         );
-    }
-
-    #[test]
-    fn an_option_that_is_gone_is_refused_with_what_became_of_it() {
-        for (name, fate) in [
-            ("high_watermark", "it is fixed at 0.98"),
-            ("queue_depth", "it follows from the device"),
-            ("format", "kvring format DEVICE"),
-        ] {
-            let message = options(&[(name, OptionValue::Integer(1))]).unwrap_err().to_string();
-            assert!(message.contains(name) && message.contains(fate), "{message}");
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Every option in one table, and what became of the options that there were.
+//! Every option in one table.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::kinds::{
 };
 use super::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
-    MIN_CAPACITY_BYTES, OptionValue, Tuning,
+    MIN_CAPACITY_BYTES, OptionValue,
 };
 use crate::error::ConfigError;
 use crate::format::membership::MAX_VOLUMES;
@@ -107,15 +107,8 @@ impl OptionSpec {
     }
 
     pub(super) fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
-        (self.set)(config, value).map_err(|reason| {
-            let reason = match (self.name, value) {
-                ("checksum", OptionValue::Text(text)) if text == "crc32c" => {
-                    "'crc64nvme' has taken its place; chunks that have a CRC-32C are still verified by it".into()
-                }
-                _ => reason,
-            };
-            ConfigError::unfitting(self.name, value.to_string(), reason)
-        })
+        (self.set)(config, value)
+            .map_err(|reason| ConfigError::unfitting(self.name, value.to_string(), reason))
     }
 }
 
@@ -130,68 +123,23 @@ impl ConfigError {
     }
 }
 
-enum Fate {
-    Fixed(fn(&Tuning) -> String),
-    Became(&'static str),
-}
-use Fate::{Became, Fixed};
-
-const FROM_DEVICE: Fate = Became("it follows from the device");
-const NO_WAIT: Fate =
-    Became("no submit waits: a batch past set_queue_bytes is refused at once with 'queue full'");
-
-/// Options that there were, and what became of each.
-const GONE: &[(&str, Fate)] = &[
-    ("admit_after", Became("admit 'second_use' stores a key at its second SET")),
-    ("backpressure", NO_WAIT),
-    ("backpressure_timeout_ms", NO_WAIT),
-    ("drain_timeout_s", Became("it is an argument: close(drain_s=5)")),
-    ("format", Became("the command `kvring format DEVICE` does it, once")),
-    ("high_watermark", Fixed(|tuning| tuning.high_watermark.to_string())),
-    ("low_watermark", Fixed(|tuning| tuning.low_watermark.to_string())),
-    ("max_io_bytes", Fixed(|tuning| format!("{} bytes", tuning.max_io_bytes))),
-    ("persistent_max_retries", Fixed(|tuning| tuning.persistent_max_retries.to_string())),
-    ("queue_depth", FROM_DEVICE),
-    ("registered_files", Became("files are registered wherever the kernel can do it")),
-    ("set_in_flight_between_loads_bytes", FROM_DEVICE),
-    ("set_in_flight_bytes", FROM_DEVICE),
-    ("set_in_flight_while_loading_bytes", Became("SETs wait while anything is loaded")),
-    ("set_max_wait_ms", Fixed(|tuning| format!("{} ms", tuning.set_max_wait.as_millis()))),
-    ("set_queue_operations", Fixed(|tuning| format!("{} keys", tuning.set_queue_operations))),
-];
-
-pub(super) fn fate(name: &str) -> Option<String> {
-    GONE.iter().find(|(gone, _)| *gone == name).map(|(_, fate)| match fate {
-        Fixed(value) => format!("it is fixed at {}", value(&Tuning::default())),
-        Became(text) => (*text).to_owned(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Both tables of docs/configuration.md are made from the code.
+    /// The table of docs/configuration.md is made from the code.
     #[test]
-    fn the_document_has_both_tables() {
+    fn the_document_has_the_table() {
         let option = |spec: &OptionSpec| {
             let default = spec.default().unwrap_or_else(|| "required".into());
             format!("| `{}` | {default} | {} | {} |\n", spec.name, spec.range(), spec.meaning)
         };
-        let gone = |(name, _): &(&str, Fate)| format!("| `{name}` | {} |\n", fate(name).unwrap());
         let document = include_str!("../../docs/configuration.md");
         let options: String = OPTIONS.iter().map(option).collect();
-        let gone: String = GONE.iter().map(gone).collect();
-        for (head, rows) in [
-            ("| option | default | takes | meaning |\n|---|---|---|---|\n", options),
-            ("| option | what became of it |\n|---|---|\n", gone),
-        ] {
-            assert!(document.contains(&format!("{head}{rows}\n")), "it should have:\n{head}{rows}");
-        }
-    }
-
-    #[test]
-    fn no_name_is_both_there_and_gone() {
-        assert!(GONE.iter().all(|(name, _)| OptionSpec::named(name).is_none()));
+        let head = "| option | default | takes | meaning |\n|---|---|---|---|\n";
+        assert!(
+            document.contains(&format!("{head}{options}\n")),
+            "it should have:\n{head}{options}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::block::Extent;
-use crate::checksum::{ChecksumKind, PayloadChecksum, crc32c};
+use crate::checksum::crc32c;
 use crate::key::{Digest, MAX_KEY_BYTES};
 
 /// Longest chunk that any store takes; an eighth of the capacity bounds it as well.
@@ -24,8 +24,7 @@ pub(crate) const STATE_CHUNK: u8 = 1;
 pub(crate) const STATE_KEY_PART: u8 = 2;
 
 const PAYLOAD_UNCHECKED: u8 = 0;
-const PAYLOAD_CRC32C: u8 = 1;
-const PAYLOAD_CRC64NVME: u8 = 2;
+const PAYLOAD_CRC64NVME: u8 = 1;
 
 /// One chunk, or a further part of the key of one.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -147,22 +146,14 @@ impl Record {
     }
 
     /// Checksum of the chunk, if one was kept.
-    pub(crate) fn chunk_checksum(&self) -> Option<PayloadChecksum> {
-        let kind = match self.payload_checksum_kind {
-            PAYLOAD_CRC32C => ChecksumKind::Crc32c,
-            PAYLOAD_CRC64NVME => ChecksumKind::Crc64Nvme,
-            _ => return None,
-        };
-        Some(PayloadChecksum { kind, value: self.payload_checksum })
+    pub(crate) fn chunk_checksum(&self) -> Option<u64> {
+        (self.payload_checksum_kind == PAYLOAD_CRC64NVME).then_some(self.payload_checksum)
     }
 
-    pub(crate) fn set_chunk_checksum(&mut self, checksum: Option<PayloadChecksum>) {
-        self.payload_checksum_kind = match checksum.map(|checksum| checksum.kind) {
-            None => PAYLOAD_UNCHECKED,
-            Some(ChecksumKind::Crc32c) => PAYLOAD_CRC32C,
-            Some(ChecksumKind::Crc64Nvme) => PAYLOAD_CRC64NVME,
-        };
-        self.payload_checksum = checksum.map_or(0, |checksum| checksum.value);
+    pub(crate) fn set_chunk_checksum(&mut self, checksum: Option<u64>) {
+        self.payload_checksum_kind =
+            if checksum.is_some() { PAYLOAD_CRC64NVME } else { PAYLOAD_UNCHECKED };
+        self.payload_checksum = checksum.unwrap_or(0);
     }
 
     pub(crate) fn extent(&self) -> Extent {
@@ -314,14 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn checksums_of_chunks_come_back_with_their_kind() {
+    fn checksums_of_chunks_come_back() {
         let mut record = Record::zeroed();
-        let kinds = [ChecksumKind::Crc32c, ChecksumKind::Crc64Nvme];
-        let all = kinds.map(|kind| Some(PayloadChecksum { kind, value: 77 }));
-        for checksum in [all[0], None, all[1]] {
+        for checksum in [Some(77), None, Some(0)] {
             record.set_chunk_checksum(checksum);
             assert_eq!(record.chunk_checksum(), checksum);
-            assert_eq!(record.payload_checksum, checksum.map_or(0, |checksum| checksum.value));
+            assert_eq!(record.payload_checksum, checksum.unwrap_or(0));
         }
     }
 }

@@ -77,14 +77,6 @@ impl<'key> Namespace<'key> {
         Self { model, salt: salt.unwrap_or_default() }
     }
 
-    /// The namespace of `key` that was recorded with this fingerprint: an older kvring knew fewer forms of keys.
-    pub(crate) fn recorded(key: &'key str, fingerprint: u64) -> Self {
-        let now = Self::of(key);
-        let known = [now, Self { salt: "", ..now }];
-        let recorded = known.into_iter().find(|one| one.fingerprint() == fingerprint);
-        recorded.unwrap_or(Self { model: "", salt: "" })
-    }
-
     /// The namespace with this [`Namespace::name`].
     pub(crate) fn called(name: &'key str) -> Self {
         let (model, salt) = name.split_once(SEPARATOR).unwrap_or((name, ""));
@@ -225,14 +217,6 @@ mod tests {
         assert_eq!(Namespace::of(&plain), Namespace { model: "meta/llama", salt: "" });
         let salted = format!("{plain}@tenant");
         assert_eq!(Namespace::of(&salted), Namespace { model: "meta/llama", salt: "tenant" });
-        // As they were recorded before.
-        let before =
-            [Namespace { model: "", salt: "" }, Namespace { model: "meta/llama", salt: "" }];
-        for (key, before) in [&plain, &salted].into_iter().zip(before) {
-            assert_eq!(Namespace::recorded(key, before.fingerprint()), before);
-            let now = Namespace::of(key);
-            assert_eq!(Namespace::recorded(key, now.fingerprint()), now);
-        }
         // A group in place of the hash.
         let present = format!("meta/llama@01000100@1f@{hash}");
         assert_eq!(Namespace::of(&present), Namespace { model: "meta/llama", salt: "" });

@@ -10,7 +10,6 @@ use crate::block::Extent;
 use crate::cache::{
     Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SetRequest, SupersedingWrite, WriteHandle,
 };
-use crate::checksum::ChecksumKind;
 use crate::config::Checksum;
 use crate::failure::FailureReason;
 use crate::index::Resumed;
@@ -88,13 +87,13 @@ impl Operation {
         }
     }
 
-    /// What its bytes are summed up to, in a store that keeps `checksum`.
-    pub(super) fn checksum_kind(&self, checksum: Checksum) -> Option<ChecksumKind> {
-        let kept = checksum.kind()?;
-        match self {
-            Self::Get(_, read) | Self::Verify(read) => Some(read.pin.checksum?.kind),
-            Self::Set(_) | Self::Reclaim(_) => Some(kept),
-        }
+    /// Whether its bytes are summed up, in a store with this option.
+    pub(super) fn is_checksummed(&self, option: Checksum) -> bool {
+        option.is_on()
+            && match self {
+                Self::Get(_, read) | Self::Verify(read) => read.pin.checksum.is_some(),
+                Self::Set(_) | Self::Reclaim(_) => true,
+            }
     }
 }
 

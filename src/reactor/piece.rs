@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use super::io_error_policy::{Request, is_interruption};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::{BouncePool, CallerBuffer};
-use crate::checksum::ChecksumKind;
+use crate::checksum::{crc64, placed};
 use crate::engine::{Held, PieceMemory, Place};
 use crate::schedule::Grant;
 use crate::store::Geometry;
@@ -39,8 +39,7 @@ pub(super) struct PieceState {
     /// Bytes of the chunk behind this piece.
     behind_bytes: u64,
     attempts: u32,
-    /// What its bytes are summed up to, if they are.
-    checksum_kind: Option<ChecksumKind>,
+    is_checksummed: bool,
     /// Its combinable CRC, once computed.
     checksum: Option<u64>,
 }
@@ -69,7 +68,7 @@ impl Piece {
     pub(super) fn of_chunk(
         grant: Grant,
         target: PieceTarget,
-        (chunk_bytes, checksum_kind): (u64, Option<ChecksumKind>),
+        (chunk_bytes, is_checksummed): (u64, bool),
         buffer: Option<CallerBuffer>,
         geometry: Geometry,
         pool: &mut BouncePool,
@@ -85,7 +84,7 @@ impl Piece {
         };
         let behind_bytes = chunk_bytes - grant.offset_bytes - grant.length_bytes;
         let (attempts, checksum) = (0, None);
-        let state = PieceState { grant, target, behind_bytes, attempts, checksum_kind, checksum };
+        let state = PieceState { grant, target, behind_bytes, attempts, is_checksummed, checksum };
         Self::new(memory, state)
     }
 
@@ -109,7 +108,7 @@ impl Piece {
 
     /// Whether [`Piece::process`] has nothing to do.
     pub(super) fn is_processed(&self) -> bool {
-        self.memory.is_delivered() && (self.checksum.is_some() || self.checksum_kind.is_none())
+        self.memory.is_delivered() && (self.checksum.is_some() || !self.is_checksummed)
     }
 
     /// Does what is left for the processor when the kernel is done with it. Returns bytes copied and summed up.
@@ -126,9 +125,8 @@ impl Piece {
     /// CRC of the piece's bytes, moved to where it is in that of the whole chunk: the XOR of this over all pieces is the CRC of
     /// the chunk, in whatever order they come. None where chunks have no checksum.
     pub(super) fn checksum(&self) -> Option<u64> {
-        let kind = self.checksum_kind?;
-        let computed = || kind.placed(kind.of(self.memory.bytes()), self.behind_bytes);
-        Some(self.checksum.unwrap_or_else(computed))
+        let computed = || placed(crc64(self.memory.bytes()), self.behind_bytes);
+        self.is_checksummed.then(|| self.checksum.unwrap_or_else(computed))
     }
 }
 

@@ -124,7 +124,7 @@ impl Reactor {
             Operation::Verify(_) | Operation::Reclaim(_) => None,
         };
         let cache = &self.group.cache;
-        let chunk = (operation.bytes(), operation.checksum_kind(cache.config.checksum));
+        let chunk = (operation.bytes(), operation.is_checksummed(cache.config.checksum));
         let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
         let piece = Piece::of_chunk(grant, target, chunk, buffer, geometry, pool);
         cache.counters.bounced_bytes.add(piece.memory.bounced_bytes() as u64);

@@ -1,8 +1,6 @@
-"""The document's tables of options say what the code says."""
+"""The document's table of options says what the code says."""
 
 from pathlib import Path
-
-import pytest
 
 import kvring
 
@@ -26,14 +24,3 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
         for name, option in kvring.options().items()
     ]
     assert rows_below("| option | default | takes | meaning |") == expected
-
-
-@pytest.mark.parametrize(("name", "fate"), rows_below("| option | what became of it |"))
-def test_a_name_that_is_gone_is_refused_with_what_became_of_it(
-    store_directory: Path, name: str, fate: str
-) -> None:
-    name = name.strip("`")
-    with pytest.raises(kvring.ConfigError) as refusal:
-        kvring.Connector(store_directory, "1GiB", **{name: 1})
-    assert str(refusal.value) == f"option '{name}' is gone: {fate}; leave it out"
-    assert not store_directory.exists()

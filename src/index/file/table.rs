@@ -19,7 +19,6 @@ use super::mapping::{MAX_HOLES, Mapping};
 use super::slots::FreeSlots;
 use crate::block::Extent;
 use crate::capacity::Budget;
-use crate::checksum::PayloadChecksum;
 use crate::error::{OpenError, StoreError};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
@@ -46,7 +45,7 @@ pub(crate) struct ChunkFields {
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
     pub(crate) generation: u64,
-    pub(crate) checksum: Option<PayloadChecksum>,
+    pub(crate) checksum: Option<u64>,
     pub(crate) created_ms: u64,
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::listing::{StoredChunk, StoredChunks};
 use crate::block::BLOCK_BYTES;
 use crate::buffer::AlignedBlock;
+use crate::checksum::{crc64, placed};
 
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -68,7 +69,7 @@ impl ChunkReader {
         }
         match checksum {
             Ok(found) => match chunk.checksum {
-                Some(stored) if stored.value != found => ChunkCondition::Damaged,
+                Some(stored) if stored != found => ChunkCondition::Damaged,
                 stored => ChunkCondition::Read { is_checked: stored.is_some() },
             },
             Err(error) if is_missing(&error) => ChunkCondition::Damaged,
@@ -76,7 +77,7 @@ impl ChunkReader {
         }
     }
 
-    /// Returns the checksum of what was read, of the kind that the chunk was stored with.
+    /// Returns the checksum of what was read, if the chunk has one.
     fn read_pieces(&mut self, chunk: &StoredChunk, mut take: impl FnMut(&[u8])) -> io::Result<u64> {
         let path = self.path.join(&chunk.file);
         let file = match self.open.take() {
@@ -91,9 +92,8 @@ impl ChunkReader {
                 &mut self.piece.bytes_mut()[..length.next_multiple_of(BLOCK_BYTES as usize)];
             read_whole(&file, bytes, length, chunk.offset_bytes + done)?;
             done += length as u64;
-            if let Some(stored) = chunk.checksum {
-                let piece = stored.kind.of(&bytes[..length]);
-                checksum ^= stored.kind.placed(piece, chunk.length_bytes - done);
+            if chunk.checksum.is_some() {
+                checksum ^= placed(crc64(&bytes[..length]), chunk.length_bytes - done);
             }
             take(&bytes[..length]);
         }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::block::{BLOCK_BYTES, Extent};
-use crate::checksum::{PayloadChecksum, crc32c};
+use crate::checksum::crc32c;
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::error::OpenError;
@@ -50,7 +50,7 @@ pub struct StoredChunk {
     pub offset_bytes: u64,
     pub(crate) extent: Extent,
     pub(crate) digest: Digest,
-    pub(in crate::index) checksum: Option<PayloadChecksum>,
+    pub(in crate::index) checksum: Option<u64>,
     slot: u32,
     fingerprint: u32,
 }

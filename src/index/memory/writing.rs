@@ -9,7 +9,6 @@ use std::sync::Arc;
 use super::map::{Gone, Index};
 use super::shard::{Pending, Pin, Shard};
 use crate::block::Extent;
-use crate::checksum::PayloadChecksum;
 use crate::evict::ChunkRef;
 use crate::format::record::{use_parts, use_word};
 use crate::index::file::table::{ChunkFields, Reservation};
@@ -32,7 +31,7 @@ pub(crate) enum EnteredSet<S> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredContent {
     pub(crate) length_bytes: u64,
-    pub(crate) checksum: Option<PayloadChecksum>,
+    pub(crate) checksum: Option<u64>,
     /// Its bytes are what its record says. If not, they may be damaged: it must not pass for a copy of other bytes.
     pub(crate) is_verified: bool,
 }

@@ -204,7 +204,7 @@ impl<G: Send, S: Send> Index<G, S> {
         }
         let name = || {
             let key = self.table.key(record).unwrap_or_default();
-            Namespace::recorded(&key, record.namespace).name()
+            Namespace::of(&key).name()
         };
         let add = || self.eviction_index.lock().namespace((record.namespace, name));
         let id = *read.namespaces.entry(record.namespace).or_insert_with(add);

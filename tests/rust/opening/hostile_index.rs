@@ -75,7 +75,7 @@ fn fields_that_make_no_sense_are_freed() {
         (LENGTH_AT, 0_u64.to_le_bytes().to_vec()),
         (KEY_LENGTH_AT, 4097_u16.to_le_bytes().to_vec()),
         (KEY_LENGTH_AT, u16::MAX.to_le_bytes().to_vec()),
-        (KIND_AT, vec![3]),
+        (KIND_AT, vec![2]),
         (GENERATION_AT, u64::MAX.to_le_bytes().to_vec()),
         (GENERATION_AT, (1_u64 << 63).to_le_bytes().to_vec()),
         (NEXT_SLOT_AT, 0_u32.to_le_bytes().to_vec()),

@@ -3,7 +3,6 @@
 use std::ops::{Index, IndexMut};
 
 use crate::block::Extent;
-use crate::checksum::{ChecksumKind, PayloadChecksum};
 use crate::evict::{Footprint, NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
@@ -73,15 +72,15 @@ pub(in crate::index) enum Flag {
     IsBehind = 1 << 23,
     /// It had to stay and left the eviction index, to be entered again when it is neither pinned nor read.
     Excluded = 1 << 24,
+    /// Its checksum is known.
+    HasChecksum = 1 << 25,
 }
 
 /// Readers of one chunk at a time, in the lowest bits of `ChunkEntry::state`. One more finds it missing.
 const MOST_READERS: u32 = (1 << 20) - 1;
 /// `state` of an entry whose number is nobody's: like one that is detached, it is not looked at.
 const REMOVED: u32 = u32::MAX;
-/// Kind of the checksum, 0 for none, in the two bits above the flags.
-const KIND_SHIFT: u32 = 25;
-/// Slots of its record, at most 25, in the bits above.
+/// Slots of its record, at most 25, in the highest bits.
 const SLOTS_SHIFT: u32 = 27;
 
 /// One stored chunk. Packed: there may be tens of millions.
@@ -112,23 +111,20 @@ impl ChunkEntry {
         digest: Digest,
         extent: Extent,
         length_bytes: u64,
-        checksum: Option<PayloadChecksum>,
+        checksum: Option<u64>,
         key_bytes: usize,
     ) -> Self {
-        let kind = match checksum.map(|checksum| checksum.kind) {
-            None => 0,
-            Some(ChecksumKind::Crc32c) => 1,
-            Some(ChecksumKind::Crc64Nvme) => 2,
-        };
-        Self {
+        let mut entry = Self {
             digest,
             data_file: extent.file,
             first_block: extent.first_block,
-            checksum: checksum.map_or(0, |checksum| checksum.value),
+            checksum: checksum.unwrap_or(0),
             length_bytes: length_bytes as u32,
-            state: (slots_for(key_bytes) as u32) << SLOTS_SHIFT | kind << KIND_SHIFT,
+            state: (slots_for(key_bytes) as u32) << SLOTS_SHIFT,
             ..Self::default()
-        }
+        };
+        entry.set(Flag::HasChecksum, checksum.is_some());
+        entry
     }
 
     pub(in crate::index) fn is(&self, flag: Flag) -> bool {
@@ -192,13 +188,8 @@ impl ChunkEntry {
         if is_in_use { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
-    pub(in crate::index) fn checksum(&self) -> Option<PayloadChecksum> {
-        let kind = match self.state >> KIND_SHIFT & 3 {
-            0 => return None,
-            1 => ChecksumKind::Crc32c,
-            _ => ChecksumKind::Crc64Nvme,
-        };
-        Some(PayloadChecksum { kind, value: self.checksum })
+    pub(in crate::index) fn checksum(&self) -> Option<u64> {
+        self.is(Flag::HasChecksum).then_some(self.checksum)
     }
 }
 
@@ -215,10 +206,9 @@ mod tests {
 
     #[test]
     fn flags_readers_slots_and_checksum_do_not_touch_each_other() {
-        let checksum = PayloadChecksum { kind: ChecksumKind::Crc64Nvme, value: u64::MAX };
         let extent = Extent { file: 7, first_block: u32::MAX, blocks: 1 << 19 };
         let digest = Digest::of("key");
-        let mut entry = ChunkEntry::new(digest, extent, 2 << 30, Some(checksum), MAX_KEY_BYTES);
+        let mut entry = ChunkEntry::new(digest, extent, 2 << 30, Some(u64::MAX), MAX_KEY_BYTES);
         let flags = [Flag::Detached, Flag::Pinned, Flag::WasRead, Flag::IsBehind, Flag::Excluded];
         for (number, flag) in flags.into_iter().enumerate() {
             assert!(!entry.set(flag, true) && entry.set(flag, true));
@@ -228,7 +218,7 @@ mod tests {
             );
             assert!(entry.add_reader());
             assert_eq!((entry.readers(), entry.footprint().slots), (number as u32 + 1, 25));
-            assert_eq!((entry.extent(), entry.checksum()), (extent, Some(checksum)));
+            assert_eq!((entry.extent(), entry.checksum()), (extent, Some(u64::MAX)));
         }
         for flag in flags {
             entry.remove_reader();

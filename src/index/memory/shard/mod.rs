@@ -11,7 +11,6 @@ use hashbrown::HashTable;
 
 use super::key_events::Untold;
 use crate::block::Extent;
-use crate::checksum::PayloadChecksum;
 use crate::index::memory::shard::entries::Entries;
 use crate::index::memory::shard::ghosts::Ghosts;
 use crate::index::memory::shard::lookup::{Located, Lookup};
@@ -37,7 +36,7 @@ pub(crate) struct Pin {
     pub(in crate::index) entry: u32,
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
-    pub(crate) checksum: Option<PayloadChecksum>,
+    pub(crate) checksum: Option<u64>,
 }
 
 /// One version of a chunk: that which is verified, as an owner that did not close wrote it, or as it could not be read.
