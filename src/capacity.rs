@@ -15,20 +15,13 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 pub(crate) struct Budget {
     pub(crate) capacity_bytes: u64,
     used_bytes: AtomicU64,
-    /// Of the free space of the file system, for blocks of data files that are not reserved.
-    unreserved_bytes: AtomicU64,
     floor: Option<(Arc<Directory>, Option<u64>)>,
 }
 
 impl Budget {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
-        Self {
-            capacity_bytes,
-            used_bytes: AtomicU64::new(0),
-            unreserved_bytes: AtomicU64::new(0),
-            floor: None,
-        }
+        Self { capacity_bytes, used_bytes: AtomicU64::new(0), floor: None }
     }
 
     /// The same with a floor under the free space of the file system of `directory`.
@@ -52,19 +45,6 @@ impl Budget {
     /// What the file system has free above the floor, for files to grow by; `u64::MAX` where it does not tell, or there is no
     /// floor.
     pub(crate) fn free_above_floor_bytes(&self) -> u64 {
-        match self.free_for_blocks_bytes() {
-            u64::MAX => u64::MAX,
-            free_bytes => free_bytes.saturating_sub(self.unreserved_bytes.load(Ordering::Relaxed)),
-        }
-    }
-
-    /// The data files have so many bytes whose blocks are not reserved: what is written there comes before growth.
-    pub(crate) fn set_unreserved(&self, bytes: u64) {
-        self.unreserved_bytes.store(bytes, Ordering::Relaxed);
-    }
-
-    /// The same, with what is meant for blocks of data files that are not reserved.
-    pub(crate) fn free_for_blocks_bytes(&self) -> u64 {
         let free_and_floor = self.free_and_floor_bytes();
         free_and_floor.map_or(u64::MAX, |(free_bytes, floor)| free_bytes.saturating_sub(floor))
     }

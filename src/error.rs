@@ -93,20 +93,10 @@ pub(crate) enum StoreError {
     )]
     Floor { needed_bytes: u64, free_bytes: u64 },
     #[error(
-        "store full: {shared_bytes} bytes of the data files share their blocks with a copy (a reflink), or have none, and the \
-         file system has {free_bytes} bytes above min_free for writing them anew; remove the copy, or free space there"
-    )]
-    Shared { shared_bytes: u64, free_bytes: u64 },
-    #[error(
         "cannot store: the disk does not return {pages} pages of {path}, and more than {limit} are too many to go on; stored \
          chunks can be loaded; repair or replace the drive, and open the store again"
     )]
     IndexUnreadable { path: PathBuf, pages: usize, limit: usize },
-    #[error(
-        "store full: {path} shares its blocks with a copy (a reflink), or has none, and its file system has none left for \
-         writing it anew; remove the copy, or free space there"
-    )]
-    IndexShared { path: PathBuf },
     #[error(
         "store full: the file system of {path} has no space for blocks of a data file ({source}): the file shares its blocks \
          with a copy (a reflink), has holes, or lies on something that gives out more than it has; remove the copy, or {way_out}",

@@ -140,7 +140,6 @@ path_stats! {
     /// Number of data files.
     data_files,
     /// Bytes of the data files that share their blocks with a copy, or have none.
-    shared_bytes,
     /// Bytes of the data files that are leased.
     leased_bytes,
     /// Bytes of the data files that are pinned.

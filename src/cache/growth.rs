@@ -75,28 +75,9 @@ impl Cache {
         }
     }
 
-    /// Looks which blocks of the files are shared with a copy: those of the index get blocks of their own, as a page of it that
-    /// finds none is lost; the data files live with what there is.
-    pub(super) fn look_at_blocks(&self) {
-        self.index.unshare();
-        self.store.look_at_blocks(&|| self.reinsert_useless());
-    }
-
-    /// Chunks were excluded as their eviction made no room. Those whose blocks can be given out now would be missed.
-    pub(super) fn reinsert_useless(&self) {
-        let now_s = self.index.now_s();
-        let reinsert = || self.index.eviction_index.lock().reinsert_useless(now_s);
-        // A search may exclude some again meanwhile: no more rounds than there were chunks.
-        let most_rounds = self.index.eviction_index.lock().excluded();
-        (0..most_rounds).any(|_| !reinsert());
-    }
-
     /// Grows until there is room for `needed_bytes`, or for some time. Requests for room are refused with
     /// what was in the way.
     fn grow(&self, needed_bytes: u64) {
-        if self.store.is_look_due(true) {
-            self.look_at_blocks();
-        }
         let index = &self.index;
         while self.store.is_growth_due(needed_bytes)
             && self.store.grow(needed_bytes, index.space()).is_ok()

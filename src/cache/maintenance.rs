@@ -148,13 +148,10 @@ impl Cache {
         is_above && !fill.can_grow && self.store.keeps_freed_space()
     }
 
-    /// Looks whether the files are where they belong, and which of their blocks are shared.
+    /// Looks whether the files are where they belong.
     pub(super) fn look_for_files(&self, tell: &dyn Fn(FilesChange)) {
         let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
         self.presence.note(missed, self.config.path(), has_others).into_iter().for_each(tell);
-        if self.store.is_look_due(false) || self.index.lacks_blocks() {
-            self.look_at_blocks();
-        }
     }
 
     /// Discards extents that were freed, until there is something more urgent.

@@ -136,7 +136,7 @@ impl Claim {
                 QuotaOutlook::Now => return Begun::MakingRoom,
                 outlook => outlook == QuotaOutlook::Later,
             },
-            StoreError::IndexUnreadable { .. } | StoreError::IndexShared { .. } => false,
+            StoreError::IndexUnreadable { .. } => false,
             _ => {
                 let may_come = cache.writes.are_there() || cache.writes.changes() != changes;
                 may_come

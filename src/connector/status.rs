@@ -117,7 +117,6 @@ impl Connector {
             capacity_bytes: volume.budget.capacity_bytes,
             used_bytes: volume.budget.used_bytes(),
             data_files: usage.data_files,
-            shared_bytes: usage.shared_bytes,
             queue_depth: queue_depth as u64,
             max_in_flight_bytes,
             discarded_at_open: volume.recovery.discarded(),

@@ -194,7 +194,7 @@ impl Search<'_> {
     }
 
     fn is_obstacle(&self, id: NodeId) -> bool {
-        self.nodes[id].excluded_until_s().is_some() || !self.free.makes_room(self.nodes[id].extent)
+        self.nodes[id].excluded_until_s().is_some()
     }
 
     fn ending_at(&self, file: u32, block: u32) -> Option<NodeId> {

@@ -15,9 +15,6 @@ const MOST_STEPS: usize = 16_384;
 /// Searches for one room that begin anew before what is coldest counts no more, so that they end.
 const MOST_ROUNDS: usize = 64;
 
-/// A chunk whose eviction makes no room is excluded for so long.
-const USELESS_FOR_S: u32 = 10;
-
 /// A search for room. It can be left off, to let go of the lock, and gone on with.
 #[derive(Debug, Default)]
 pub(crate) struct RoomSearch {
@@ -65,7 +62,7 @@ impl EvictionIndex {
         now_s: u32,
     ) -> Room {
         let came_back = self.reinsert(now_s);
-        match self.search_on(search, free, now_s) {
+        match self.search_on(search, free) {
             // The search has not seen those.
             Room::Nowhere if came_back => {
                 *search = RoomSearch::new(search.blocks);
@@ -75,7 +72,7 @@ impl EvictionIndex {
         }
     }
 
-    fn search_on(&mut self, search: &mut RoomSearch, free: &dyn FreeSpace, now_s: u32) -> Room {
+    fn search_on(&mut self, search: &mut RoomSearch, free: &dyn FreeSpace) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
             let enough = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
             return match enough.is_empty() {
@@ -86,9 +83,6 @@ impl EvictionIndex {
         if search.started.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
             let seeds = coldest(&mut self.pools, &mut self.nodes, wanted);
-            if self.exclude_useless(&seeds, free, now_s) {
-                return Room::Unfinished;
-            }
             let Some(&first) = seeds.first() else { return self.none_found() };
             search.started = Some((seeds.into_iter(), Scan::from(self.nodes[first].extent)));
         }
@@ -128,27 +122,6 @@ impl EvictionIndex {
     /// A policy may find no chunk yet although it has some.
     fn none_found(&self) -> Room {
         if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere }
-    }
-
-    /// Puts chunks whose eviction made no room back into the order, as it may make some now; and a few that are leased, which
-    /// the next search excludes again. Returns whether there may be more: others have the lock in between.
-    pub(crate) fn reinsert_useless(&mut self, now_s: u32) -> bool {
-        self.reinsert(now_s + USELESS_FOR_S)
-    }
-
-    pub(crate) fn excluded(&self) -> usize {
-        self.pools.iter().map(|pool| pool.excluded.len()).sum()
-    }
-
-    /// Excludes those of `chunks` whose eviction makes no room. Returns whether there were any.
-    fn exclude_useless(&mut self, chunks: &[NodeId], free: &dyn FreeSpace, now_s: u32) -> bool {
-        let before = self.ordered();
-        for id in chunks {
-            if !free.makes_room(self.nodes[*id].extent) {
-                self.exclude(*id, now_s + USELESS_FOR_S);
-            }
-        }
-        self.ordered() < before
     }
 }
 

@@ -125,13 +125,9 @@ impl<G, S> Index<G, S> {
     }
 
     /// # Errors
-    /// No record is written: too many pages were lost, or parts of the file have no blocks of their own.
+    /// No record is written: too many pages were lost.
     pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
-        match self.table.unreadable() {
-            Some(error) => Err(error),
-            None if self.lacks_blocks() => Err(self.table.why_not_written()),
-            None => Ok(()),
-        }
+        self.table.unreadable().map_or(Ok(()), Err)
     }
 
     /// Why too many pages are lost for anything to be stored, if so.
@@ -142,16 +138,6 @@ impl<G, S> Index<G, S> {
     /// Pages of the file that the disk did not return.
     pub(crate) fn lost_pages(&self) -> usize {
         self.table.lost_pages()
-    }
-
-    /// Whether parts of the file are known that cannot be written for want of blocks.
-    pub(crate) fn lacks_blocks(&self) -> bool {
-        self.table.lacks_blocks()
-    }
-
-    /// Gives the file blocks of its own, if it shares some with a copy, or has holes.
-    pub(crate) fn unshare(&self) {
-        self.table.unshare();
     }
 
     /// Records that the file has room for.

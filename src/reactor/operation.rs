@@ -1,6 +1,7 @@
 //! One operation: what it is for, and how far it is.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::time::Instant;
 
 use super::chunk_file::ChunkFile;
@@ -143,12 +144,14 @@ pub(super) struct Active {
 }
 
 impl Active {
-    /// A SET gives its extent back, and its file with it: what it gets next is another one. The file is closed before anybody can
-    /// remove it, as its blocks are free only then.
+    /// A SET gives its extent back as one that cannot be written, and its file with it: what it gets next is another one. The file
+    /// is closed before anybody can remove it, as its blocks are free only then.
     pub(super) fn release_extent(&mut self) {
         self.chunk_file = None;
-        if let Operation::Set(set) = &mut self.operation {
-            set.stage = Stage::Claimed;
+        if let Operation::Set(set) = &mut self.operation
+            && let Stage::Writing(write) = mem::replace(&mut set.stage, Stage::Claimed)
+        {
+            write.abort_unwritable();
         }
     }
 

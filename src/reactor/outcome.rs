@@ -95,8 +95,6 @@ impl Reactor {
             NextStep::Truncate => self.due_chunk_files.push(id),
             NextStep::WriteElsewhere => {
                 active.release_extent();
-                cache.store.note_no_blocks();
-                self.awaits_growth |= cache.order_growth(0);
                 self.write_again(id, Duration::ZERO);
             }
             NextStep::WriteAgain(pause) => {

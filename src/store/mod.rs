@@ -49,8 +49,6 @@ pub(crate) struct StoreUsage {
     pub allocated_bytes: u64,
     /// Files with data in them.
     pub data_files: u64,
-    /// Bytes of them that share their blocks with a copy, or have none, when they were looked at last.
-    pub shared_bytes: u64,
 }
 
 /// How full a store is.
@@ -80,10 +78,6 @@ pub(crate) trait FreeSpace {
     /// Free blocks from `block` on.
     fn free_from(&self, _file: u32, _block: u32) -> u32 {
         0
-    }
-    /// Whether the eviction of its chunk makes room at an extent.
-    fn makes_room(&self, _extent: Extent) -> bool {
-        true
     }
 }
 
@@ -124,18 +118,6 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     fn free_unwritable(&self, extent: Extent) {
         self.free(extent);
     }
-
-    /// Notes that a write found no space for its blocks: the data files are to be looked at.
-    fn note_no_blocks(&self) {}
-
-    /// Whether it is time for [`Store::look_at_blocks`]; `is_refused`: after [`Store::note_no_blocks`] only.
-    fn is_look_due(&self, _is_refused: bool) -> bool {
-        false
-    }
-
-    /// Looks which blocks of its files are shared with a copy or missing, and gives out no more of them than the file system
-    /// has space for. It waits for the file system. `more_fit` is called if more of them can be given out than before.
-    fn look_at_blocks(&self, _more_fit: &dyn Fn()) {}
 
     /// Gives out bad extents again: the device can be written.
     fn retry_bad_extents(&self) {}

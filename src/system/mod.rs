@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "it is what this module is for")]
 
 pub(crate) mod block_device;
-pub(crate) mod fiemap;
 pub(crate) mod files;
 pub(crate) mod fork;
 mod prefetch;

@@ -6,26 +6,20 @@ use crate::config::Eviction;
 use crate::evict::{ChunkRef, Quotas};
 use crate::key::Namespace;
 
-/// All is full. What lies in file 1 makes no room.
+/// All is full.
 struct Full;
 
-impl FreeSpace for Full {
-    fn makes_room(&self, extent: Extent) -> bool {
-        extent.file == 0
-    }
-}
+impl FreeSpace for Full {}
 
-/// Chunks of one block in a row, the first ones in file 1; the coldest first.
-fn chunks(useless: u32, useful: u32) -> (EvictionIndex, Vec<NodeId>) {
+/// Chunks of one block in a row; the coldest first.
+fn chunks(count: u32) -> (EvictionIndex, Vec<NodeId>) {
     let mut all = EvictionIndex::new(Eviction::Lru, &Quotas::default());
     let enter = |number: u32| {
-        let (file, first_block) =
-            if number < useless { (1, number) } else { (0, number - useless) };
         let chunk = ChunkRef { shard: 0, entry: number };
         let namespace = (Namespace::called("model").fingerprint(), || "model".to_owned());
-        all.enter(chunk, Extent { file, first_block, blocks: 1 }, namespace, false).0
+        all.enter(chunk, Extent { file: 0, first_block: number, blocks: 1 }, namespace, false).0
     };
-    let nodes = (0..useless + useful).map(enter).collect();
+    let nodes = (0..count).map(enter).collect();
     (all, nodes)
 }
 
@@ -43,36 +37,10 @@ fn found(all: &mut EvictionIndex, search: &mut RoomSearch, now_s: u32) -> (Vec<u
     panic!("it does not end");
 }
 
-#[test]
-fn what_makes_no_room_is_passed_over_for_ten_seconds() {
-    let (mut all, nodes) = chunks(100, 200);
-    // The coldest that makes room does not lie where a scan begins.
-    (100..200).for_each(|number| all.touch(nodes[number]));
-    let (victims, _) = found(&mut all, &mut RoomSearch::new(2), 100);
-    assert_eq!((victims, all.excluded()), (vec![200, 201], 100));
-    let coldest = |all: &mut EvictionIndex, now_s| all.coldest(1, now_s).unwrap()[0].chunk.entry;
-    assert_eq!((coldest(&mut all, 109), all.excluded()), (200, 100));
-    // Some at a time, as new ones.
-    assert_eq!((coldest(&mut all, 110), all.excluded()), (200, 36));
-    assert_eq!((coldest(&mut all, 110), all.excluded()), (200, 0));
-}
-
-#[test]
-fn what_made_no_room_can_be_put_back_before_its_time() {
-    let (mut all, _) = chunks(100, 200);
-    found(&mut all, &mut RoomSearch::new(2), 100);
-    let leased = all.coldest(1, 100).unwrap()[0].node;
-    all.exclude(leased, 500);
-    assert_eq!(all.excluded(), 101);
-    assert!(all.reinsert_useless(101) && all.excluded() == 37);
-    assert!(all.reinsert_useless(101) && all.excluded() == 1, "one is leased");
-    assert!(!all.reinsert_useless(101) && all.excluded() == 1);
-}
-
 /// Enough is there of what the search has passed when it was excluded.
 #[test]
 fn what_comes_back_during_a_search_is_looked_at() {
-    let (mut all, nodes) = chunks(0, 4000);
+    let (mut all, nodes) = chunks(4000);
     nodes.iter().step_by(2).for_each(|node| all.exclude(*node, 10));
     // The first one stays, so that the scan ends where it began.
     all.exclude(nodes[0], 1000);
@@ -83,7 +51,7 @@ fn what_comes_back_during_a_search_is_looked_at() {
 
 #[test]
 fn a_seed_that_is_excluded_meanwhile_does_not_go() {
-    let (mut all, nodes) = chunks(0, 4);
+    let (mut all, nodes) = chunks(4);
     let mut search = RoomSearch::new(1);
     let scan = Scan::from(Extent { file: 0, first_block: 2, blocks: 1 });
     search.started = Some((vec![nodes[0]].into_iter(), scan));
@@ -96,7 +64,7 @@ fn a_seed_that_is_excluded_meanwhile_does_not_go() {
 #[test]
 fn the_cheapest_run_around_the_coldest_sixteenth_goes() {
     for (before, expected) in [(0, vec![80, 81]), (7, vec![80, 81]), (20, vec![0, 1])] {
-        let (mut all, nodes) = chunks(0, 160);
+        let (mut all, nodes) = chunks(160);
         // Cold ones, from the coldest on: the first, others with hot ones on both sides, and then the two.
         let cold: Vec<usize> = (0..=before).map(|number| 3 * number).chain([80, 81]).collect();
         let hot = |number: &usize| !cold.contains(number);
@@ -108,7 +76,7 @@ fn the_cheapest_run_around_the_coldest_sixteenth_goes() {
 /// Once there is a run, a cheaper one is looked for among some thousands of neighbours only.
 #[test]
 fn the_search_for_a_cheaper_run_is_bounded() {
-    let (mut all, _) = chunks(0, 40_000);
+    let (mut all, _) = chunks(40_000);
     let (victims, calls) = found(&mut all, &mut RoomSearch::new(1000), 0);
     assert_eq!(victims.len(), 1000);
     // Some seeds a call, each with a thousand neighbours on both sides.

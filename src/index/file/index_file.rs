@@ -28,15 +28,11 @@ use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, L
 use crate::format::record::RECORD_BYTES;
 use crate::store::device::{BlockDevice, new_store_id};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::system::fiemap::find_unreserved;
 use crate::system::fork::ClosedOnFork;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.
 const LONGEST_ZEROED_BYTES: u64 = 4 * GROWTH_BYTES;
-/// Extents of the file that are searched for shared ones.
-const MOST_EXTENTS: usize = 4096;
-const UNSHARED_AT_ONCE_BYTES: usize = 1 << 20;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
 /// The index of a store whose lock we have.
@@ -230,29 +226,6 @@ impl IndexFile {
             true => Ok(again),
             false => Err(io::Error::other("another file has taken its place")),
         }
-    }
-
-    /// Gives blocks of their own to the parts of the file that share them with a copy, or have none.
-    pub(in crate::index) fn unshare(&self) -> io::Result<()> {
-        if self.is_on_device() {
-            return Ok(());
-        }
-        let length = self.file.metadata()?.len();
-        let mut parts = Vec::new();
-        let mut most_extents = MOST_EXTENTS;
-        find_unreserved(self.file.as_fd(), length, &mut most_extents, |part, _| parts.push(part))?;
-        for part in parts {
-            // In steps: a page fault waits for one of them.
-            for start in part.clone().step_by(UNSHARED_AT_ONCE_BYTES) {
-                let bytes = (part.end - start).min(UNSHARED_AT_ONCE_BYTES as u64);
-                let part = start..start + bytes;
-                match self.files.preallocate(&self.file, part, libc::FALLOC_FL_UNSHARE_RANGE) {
-                    Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
-                    outcome => outcome?,
-                }
-            }
-        }
-        Ok(())
     }
 
     /// What messages call it.

@@ -92,7 +92,6 @@ pub(crate) struct Table {
     pub(in crate::index) total: AtomicU32,
     holes_logged: AtomicUsize,
     pub(in crate::index) logs: TableLogs,
-    pub(in crate::index) lacks_blocks: AtomicBool,
     pub(in crate::index) refuses_writes: AtomicBool,
     pub(in crate::index) was_cut_short: AtomicBool,
     pub(in crate::index) budget: Arc<Budget>,
@@ -149,11 +148,9 @@ impl Table {
             holes_logged: AtomicUsize::new(0),
             logs: TableLogs::default(),
             refuses_writes: AtomicBool::new(false),
-            lacks_blocks: AtomicBool::new(false),
             was_cut_short: AtomicBool::new(false),
             budget,
         };
-        table.unshare();
         Ok((table, IndexState { session, reset, truncated }))
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::changes::Change;
 use super::record_writer::WriterEvent;
 use super::table::Table;
-use crate::error::{StoreError, way_to_write};
+use crate::error::way_to_write;
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
@@ -242,28 +242,6 @@ impl Table {
             self.was_cut_short.store(true, Ordering::Relaxed);
         }
         self.was_cut_short.load(Ordering::Relaxed)
-    }
-
-    /// Gives the file blocks of its own, if it shares some with a copy, or has holes. A page of the mapping that is written and
-    /// finds no block is lost.
-    pub(crate) fn unshare(&self) {
-        let lacks_blocks = self
-            .index_file
-            .unshare()
-            .is_err_and(|error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)));
-        let did_before = self.lacks_blocks.swap(lacks_blocks, Ordering::Relaxed);
-        if lacks_blocks && !did_before {
-            log::warn!("{}", self.why_not_written());
-        }
-    }
-
-    /// Whether parts of the file are known that cannot be written for want of blocks.
-    pub(crate) fn lacks_blocks(&self) -> bool {
-        self.lacks_blocks.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn why_not_written(&self) -> StoreError {
-        StoreError::IndexShared { path: self.index_file.path.clone() }
     }
 
     pub(crate) fn sync(&self) -> io::Result<()> {

@@ -54,10 +54,6 @@ impl<G, S> Index<G, S> {
 
     /// Has uses of some chunks of shard `number` written into their records; says whether there are more.
     pub(crate) fn write_uses(&self, number: usize) -> bool {
-        // It is worth no page.
-        if self.table.lacks_blocks() {
-            return false;
-        }
         let mut shard = self.shards[number].0.lock();
         let shard = &mut *shard;
         let first = shard.used.len().saturating_sub(MOST_AT_ONCE);

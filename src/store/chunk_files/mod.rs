@@ -363,7 +363,6 @@ impl Store for FileStore {
         StoreUsage {
             allocated_bytes: state.account.allocated_blocks * BLOCK_BYTES,
             data_files: state.account.files.len() as u64,
-            shared_bytes: 0,
         }
     }
 

@@ -78,9 +78,13 @@ impl DataFile {
         self.files.sync_all(&self.file)
     }
 
-    /// Reserves what it has no blocks for, and leaves the rest as it is.
-    pub(super) fn fill_holes(&self) -> io::Result<()> {
-        self.files.preallocate(&self.file, 0..self.file.metadata()?.len(), 0)
+    /// Reserves what it has no blocks for, as a sparse copy, where it can, and leaves the rest as it is.
+    pub(super) fn fill_holes(&self) {
+        let Ok(found) = self.file.metadata() else { return };
+        if found.is_file() && found.blocks() * 512 < found.len() {
+            // A write there finds no space if this fails, and its SET another extent.
+            let _ = self.files.preallocate(&self.file, 0..found.len(), 0);
+        }
     }
 
     /// Descriptor for transfers, and where the block with this number begins.

@@ -9,13 +9,6 @@ impl ExtentStore {
 
     /// Why there is no extent for `needed_bytes`.
     pub(super) fn why_full(&self, needed_bytes: u64) -> StoreError {
-        let unreserved = self.unreserved.lock();
-        if unreserved.is_short() {
-            let shared_bytes = unreserved.found_blocks * BLOCK_BYTES;
-            let free_bytes = self.budget.free_for_blocks_bytes();
-            return StoreError::Shared { shared_bytes, free_bytes };
-        }
-        drop(unreserved);
         if let Some((again, error)) = &*self.refusal.lock()
             && Instant::now() < *again
         {

@@ -30,8 +30,6 @@ mod data_file;
 mod discards;
 mod found_files;
 mod growth;
-mod look;
-mod unreserved;
 
 pub(crate) use data_file::{list_data_files, make_home_private, probe, warn_if_buffered};
 pub(crate) use found_files::{FoundFile, blocks_left_by_open, find_files};
@@ -39,13 +37,10 @@ pub(crate) use found_files::{FoundFile, blocks_left_by_open, find_files};
 use data_file::{DataFile, DataFiles, remove_file};
 use discards::Discards;
 use found_files::fit_files;
-use look::Looks;
-use unreserved::Unreserved;
 
 /// The data files of a directory, or the parts of a device, and which of their blocks are free.
 ///
-/// Locks are taken in the order `looks`, `files`, `allocator`, `unreserved`, `refusal`, and after them those of [`Discards`], `next`
-/// before `freed`. No statement takes two (`tests/python/test_locks.py`): the first one's guard lives to the end of the statement.
+/// Locks are taken in the order `files`, `allocator`, `refusal`, and after them those of [`Discards`], `next` before `freed`. No statement takes two (`tests/python/test_locks.py`): the first one's guard lives to the end of the statement.
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
     directory: Option<Arc<Directory>>,
@@ -59,10 +54,6 @@ pub(crate) struct ExtentStore {
     refusal: Mutex<Option<(Instant, StoreError)>>,
     refusal_log: LogLimit,
     discards: Option<Discards>,
-    unreserved: Mutex<Unreserved>,
-    looks: Mutex<Looks>,
-    /// A write has found no space for its blocks since the last look began.
-    has_write_failed: AtomicBool,
     /// A data file is being made: it is in the budget, and its blocks cannot be given out yet.
     is_growing: AtomicBool,
 }
@@ -145,9 +136,6 @@ impl ExtentStore {
             refusal: Mutex::default(),
             refusal_log: LogLimit::of_lasting("attempts to grow failed"),
             discards: None,
-            unreserved: Mutex::default(),
-            looks: Mutex::default(),
-            has_write_failed: AtomicBool::new(false),
             is_growing: AtomicBool::new(false),
         }
     }
@@ -174,10 +162,6 @@ impl FreeSpace for ExtentStore {
     fn free_from(&self, file: u32, block: u32) -> u32 {
         self.allocator.lock().free_from(file, block)
     }
-
-    fn makes_room(&self, extent: Extent) -> bool {
-        self.unreserved.lock().makes_room(extent)
-    }
 }
 
 impl Store for ExtentStore {
@@ -201,8 +185,8 @@ impl Store for ExtentStore {
             (Some(_), 0) => self.grow(0, index),
             (Some(_), _) => index.preallocate(index.missing_bytes(total_bytes, allocated_bytes)),
         };
-        // The index has its share by now.
-        self.look_for_unreserved(&|| ());
+        // The index has its share by now. What cannot be filled is lived with.
+        self.all_files().values().for_each(|file| file.fill_holes());
         outcome
     }
 
@@ -234,25 +218,10 @@ impl Store for ExtentStore {
     }
 
     fn free(&self, extent: Extent) {
-        {
-            let mut allocator = self.allocator.lock();
-            self.unreserved.lock().free(&mut allocator, extent);
-        }
+        self.allocator.lock().free(extent);
         if let Some(discards) = &self.discards {
             discards.note(extent);
         }
-    }
-
-    fn note_no_blocks(&self) {
-        self.has_write_failed.store(true, Ordering::SeqCst);
-    }
-
-    fn is_look_due(&self, is_refused: bool) -> bool {
-        self.is_due(is_refused)
-    }
-
-    fn look_at_blocks(&self, more_fit: &dyn Fn()) {
-        self.look_for_unreserved(more_fit);
     }
 
     fn free_unwritable(&self, extent: Extent) {
@@ -308,13 +277,10 @@ impl Store for ExtentStore {
 
     fn fill(&self) -> Fill {
         let allocator = self.allocator.lock();
-        let unreserved = self.unreserved.lock();
-        let (of_chunks, lost) = unreserved.lost_blocks();
         Fill {
-            allocated_bytes: allocator.allocated.saturating_sub(of_chunks) * BLOCK_BYTES,
-            total_bytes: allocator.total().saturating_sub(lost) * BLOCK_BYTES,
+            allocated_bytes: allocator.allocated * BLOCK_BYTES,
+            total_bytes: allocator.total() * BLOCK_BYTES,
             can_grow: self.directory.is_some()
-                && !unreserved.is_short()
                 && !self.is_refused()
                 && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
             was_refused: self.refusal.lock().is_some(),
@@ -328,8 +294,7 @@ impl Store for ExtentStore {
     fn usage(&self) -> StoreUsage {
         let allocated_bytes = self.allocator.lock().allocated * BLOCK_BYTES;
         let data_files = self.files.read().len() as u64;
-        let shared_bytes = self.unreserved.lock().found_blocks * BLOCK_BYTES;
-        StoreUsage { allocated_bytes, data_files, shared_bytes }
+        StoreUsage { allocated_bytes, data_files }
     }
 
     fn missed(&self) -> Option<String> {

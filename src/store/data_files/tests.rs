@@ -1,13 +1,11 @@
 //! Data files of a directory: how they grow, and what stays of them.
 
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::*;
-use crate::system::fiemap::find_unreserved;
 
 /// It does not matter here.
 const DIGEST: Digest = Digest([0; 2]);
@@ -54,8 +52,7 @@ fn holes_are_filled_when_it_is_opened() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let outcome = fallocate(&file, punch, MIB as i64, 4 * MIB as i64);
-    let can_tell = find_unreserved(file.as_fd(), 1, &mut 1, |_, _| ()).is_ok();
-    if outcome.is_err() || !can_tell {
+    if outcome.is_err() {
         return;
     }
     let length = file.metadata().unwrap().len();
@@ -64,7 +61,6 @@ fn holes_are_filled_when_it_is_opened() {
     let store = open(directory.path(), 64 * MIB);
     store.prepare(&Content).unwrap();
     assert!(on_disk() >= length);
-    assert_eq!(store.usage().shared_bytes, 0);
 }
 
 #[test]

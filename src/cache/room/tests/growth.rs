@@ -75,33 +75,3 @@ fn the_thread_grows_the_store_and_wakes_who_waits() {
     assert!(!reactor.sleeps());
     assert!(!cache.order_growth(1));
 }
-
-#[test]
-fn the_files_are_looked_at_when_a_write_found_no_blocks() {
-    let looks: [fn(&Cache); 2] = [Cache::look_at_blocks, |cache| cache.look_for_files(&|_| ())];
-    for look in looks {
-        let still = apart();
-        still.cache.prepare_growth();
-        assert!(!still.cache.store.is_look_due(true));
-        still.cache.store.note_no_blocks();
-        assert!(still.cache.store.is_look_due(true));
-        look(&still.cache);
-        assert!(!still.cache.store.is_look_due(true));
-    }
-}
-
-/// However many there are: some go in a step.
-#[test]
-fn what_made_no_room_is_put_back_when_it_may() {
-    let mut still = Still::new(Eviction::Lru, (1.0, 1.0));
-    (0..300).for_each(|number| _ = still.put(number, 1));
-    let index = &still.cache.index;
-    let excluded = || index.eviction_index.lock().excluded();
-    let victims = index.ask(|all, now_s| all.coldest(300, now_s));
-    for victim in &victims {
-        index.eviction_index.lock().exclude(victim.node, index.now_s() + 5);
-    }
-    assert_eq!((victims.len(), excluded()), (300, 300));
-    still.cache.reinsert_useless();
-    assert_eq!(excluded(), 0);
-}

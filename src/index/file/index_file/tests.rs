@@ -21,8 +21,6 @@ impl FileOperations for Files {
         self.preallocated.lock().unwrap().push(bytes.clone());
         match self.refusals.lock().unwrap().pop().flatten() {
             Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-            // Not every file system can unshare; that it was asked to is enough.
-            None if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
             None => SystemFiles.preallocate(file, bytes, flags),
         }
     }
@@ -171,36 +169,4 @@ fn a_released_file_is_free_though_a_fork_has_it() {
     first.release().unwrap();
     assert!(IndexFile::find(&place(directory.path(), &Arc::default())).unwrap().is_some());
     drop(inherited);
-}
-
-/// Asks for blocks of its own for a file of holes. Returns the outcome, and which parts were named; none where the file system
-/// does not tell of holes.
-fn unshare(files: Files) -> Option<(io::Result<()>, Vec<Range<u64>>)> {
-    let directory = tempfile::tempdir().unwrap();
-    let files = Arc::new(files);
-    let index = index_with(directory.path(), &files);
-    index.file.set_len(HEADER_BYTES + 2 * GROWTH_BYTES + GROWTH_BYTES / 2).unwrap();
-    let outcome = index.unshare();
-    let calls = files.preallocated.lock().unwrap().clone();
-    if outcome.is_err() && calls.is_empty() {
-        println!("skipped: no FIEMAP on the file system of {}", directory.path().display());
-        return None;
-    }
-    Some((outcome, calls))
-}
-
-#[test]
-fn holes_get_blocks_in_steps() {
-    let Some((outcome, calls)) = unshare(Files::default()) else { return };
-    outcome.unwrap();
-    let end = HEADER_BYTES + 2 * GROWTH_BYTES + GROWTH_BYTES / 2;
-    let steps = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..end];
-    assert_eq!(calls, steps);
-    // A file system that cannot is not asked again, and is no error.
-    let (outcome, calls) = unshare(refusing(&[Some(libc::EOPNOTSUPP)])).unwrap();
-    outcome.unwrap();
-    assert_eq!(calls.len(), 1);
-    let (outcome, calls) = unshare(refusing(&[None, Some(libc::ENOSPC)])).unwrap();
-    assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    assert_eq!(calls.len(), 2);
 }

@@ -16,8 +16,7 @@ use crate::format::record::{KEY_PART_BYTES, NO_SLOT, Record, use_word};
 use crate::index::{IndexPlace, logged};
 use crate::key::MAX_KEY_BYTES;
 
-/// Calls of the system that keep what is written and marked, and refuse to write, to unshare and to preallocate where they are told
-/// to.
+/// Calls of the system that keep what is written and marked, and refuse to write and to preallocate where they are told to.
 #[derive(Debug, Default)]
 struct Files {
     written: Mutex<Vec<Range<u64>>>,
@@ -34,8 +33,6 @@ impl FileOperations for Files {
         let is_too_much = most_bytes > 0 && bytes.end - bytes.start > most_bytes;
         match is_too_much || self.is_refusing.load(Ordering::Relaxed) {
             true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
-            // Not every file system can unshare.
-            false if flags & libc::FALLOC_FL_UNSHARE_RANGE != 0 => Ok(()),
             false => SystemFiles.preallocate(file, bytes, flags),
         }
     }
@@ -317,22 +314,6 @@ fn all_of_the_file_is_marked_to_be_written_again() {
         assert!(marked.windows(2).all(|pair| pair[0].end == pair[1].start), "{name}");
         let ends = (marked.first().map(|part| part.start), marked.last().map(|part| part.end));
         assert_eq!(ends, (Some(0), Some(HEADER_BYTES + GROWTH_BYTES)), "{name}");
-    }
-}
-
-#[test]
-fn want_of_blocks_is_known_and_told_of_once() {
-    let opened = open();
-    // A hole at the end.
-    opened.table.index_file.file.set_len(HEADER_BYTES + 2 * GROWTH_BYTES).unwrap();
-    if opened.table.index_file.unshare().is_err() {
-        println!("skipped: no FIEMAP on the file system of {}", opened.directory.path().display());
-        return;
-    }
-    for (is_refusing, lines) in [(false, 0), (true, 1), (true, 0), (false, 0), (true, 1)] {
-        opened.files.is_refusing.store(is_refusing, Ordering::Relaxed);
-        assert_eq!(opened.logged(|| opened.table.unshare()).len(), lines);
-        assert_eq!(opened.table.lacks_blocks(), is_refusing);
     }
 }
 
