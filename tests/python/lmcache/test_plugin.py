@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import until
+from tests.python.conftest import BLOCK_BYTES, MIB, until
 from tests.python.faulty_device import faulty_device
 from tests.support.adapter_spec import AdapterSpec, adapter_spec
 
@@ -37,8 +37,6 @@ from tests.python.lmcache.adapter_driver import (
 pytestmark = pytest.mark.lmcache
 
 CHUNK_BYTES = 522_240
-BLOCK_BYTES = 4096
-MIB = 1 << 20
 
 
 @pytest.fixture

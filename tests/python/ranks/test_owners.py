@@ -122,6 +122,8 @@ def test_an_owner_that_is_stopped_is_a_miss_and_its_late_answers_harm_nothing(
     child = start_child(own, str(store_directory))
     assert load(reader, KEYS[:3], [20_000]) == [True] * 3
     os.kill(child.pid, signal.SIGSTOP)
+    # Its threads stop a moment later.
+    os.waitpid(child.pid, os.WUNTRACED)
     # Of the connection that there is, and of any other until the owner goes on.
     for link in reader._links:
         link._connection.settimeout(0.3)
