@@ -59,8 +59,9 @@ impl Budget {
         let (directory, min_free) = self.floor.as_ref()?;
         let answer = directory.file_system().ok()?;
         let fragment_bytes = answer.fragment_size();
-        // What it keeps for root is nobody's: not even root should live on it.
-        let free_bytes = answer.blocks_available() * fragment_bytes;
+        // What it keeps for root is nobody's: not even root should live on it. A full XFS may tell a number below zero.
+        let free_blocks = u64::try_from(answer.blocks_available().cast_signed()).unwrap_or(0);
+        let free_bytes = free_blocks * fragment_bytes;
         let auto = || (answer.blocks() * fragment_bytes / AUTO_FREE_PART).min(AUTO_FREE_MOST_BYTES);
         Some((free_bytes, min_free.unwrap_or_else(auto)))
     }

@@ -135,7 +135,7 @@ def test_threads_take_the_place_of_a_refused_ring(
 def test_several_reactors_warn_once(store_directory: Path) -> None:
     with tuned(queue_depth=6):
         engine, log = run_refused(store_directory, DENIED_BY_DOCKER, "io_threads=3")
-    assert engine == "posix (8 threads)"
+    assert engine == "posix (16 threads)"
     assert_one_warning(log)
 
 

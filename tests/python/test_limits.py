@@ -55,7 +55,10 @@ def test_an_open_that_gets_no_thread_raises_an_os_error(
     outcomes = []
     for threads in [0, 1, 3, 8, 300]:
         ended = run_child(open_with_few_threads, threads, engine, *map(str, directories))
-        assert (ended.returncode, ended.stderr) == (0, ""), f"{threads} threads"
+        assert ended.returncode == 0, f"{threads} threads: {ended.stderr}"
+        # Some of the reactors are enough.
+        logged = ended.stderr.splitlines()
+        assert all("go on without a further one" in line for line in logged), ended.stderr
         outcomes.append(ended.stdout.strip())
         if outcomes[-1] != "stored":
             assert not list(public_directory.glob("*/data-*")), "it was refused"
