@@ -5,6 +5,7 @@
 //! [`Cache::reclaim`].
 
 mod admission;
+mod claim;
 mod doubts;
 mod flush;
 mod growth;
@@ -23,11 +24,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 pub(crate) use admission::WriteBudget;
+pub(crate) use claim::{Begun, Claim};
 pub(crate) use doubts::{Doubts, Finding};
 pub(crate) use presence::FilesChange;
 pub(crate) use read::ReadHandle;
 pub(crate) use threads::CacheThread;
-pub(crate) use write::{Begun, Claim, RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
+pub(crate) use write::{RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 pub(crate) use writes::RoomOf;
 
 use log_limits::LogLimits;

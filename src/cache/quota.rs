@@ -1,12 +1,23 @@
 //! Room within the quota of a namespace. A quota is one account over all paths, so chunks at any of them may go.
 
 use super::room::{ATTEMPTS, RoomMaking, STEPS_A_TURN, VICTIMS_A_STEP};
-use super::write::{QuotaOutlook, QuotaShare};
+use super::write::QuotaShare;
 use super::{Cache, SetRequest};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::PoolId;
 use crate::key::Namespace;
+
+/// What becomes of a SET that found no room in a quota.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum QuotaOutlook {
+    /// What must stay leaves no room for it.
+    Nothing,
+    /// What is being written takes the room.
+    Later,
+    /// There is room by now.
+    Now,
+}
 
 impl Cache {
     /// Room for `bytes` in the quota of the namespace, if it has one. `begin` is called before chunks go. `None`: there may be once

@@ -269,6 +269,19 @@ impl Cache {
         victims.iter().fold(false, |any, victim| self.index.must_stay(*victim) | any)
     }
 
+    /// Room may have come for SETs that wait, of other paths too if it is that of a quota.
+    pub(super) fn note_room(&self) {
+        let note = |cache: &Self| {
+            if cache.writes.note_room() {
+                cache.wake_reactors();
+            }
+        };
+        match self.config.quotas.is_empty() {
+            true => note(self),
+            false => self.all_paths().iter().for_each(|path| note(path)),
+        }
+    }
+
     pub(super) fn evict_all(&self, victims: &[Victim]) -> bool {
         let extents = victims.iter().filter_map(|victim| self.index.evict(*victim));
         extents.fold(false, |_, (extent, unused_ms)| {

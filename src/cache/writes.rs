@@ -1,6 +1,5 @@
 //! The chunks that are being written: their room cannot be taken, and comes back soon. A SET that finds no other room waits for it.
 
-use super::Cache;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// One part in so many of the capacity is being written at a time: what is being written cannot make room for others.
@@ -15,7 +14,7 @@ pub(crate) struct WritesInFlight {
     count: AtomicUsize,
     bytes: AtomicU64,
     /// Times that room may have come.
-    pub(super) changes: AtomicU64,
+    changes: AtomicU64,
     /// SETs of this path that wait for that.
     waiting: AtomicUsize,
 }
@@ -47,27 +46,17 @@ impl WritesInFlight {
     pub(crate) fn remove_waiting(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::SeqCst);
     }
-}
 
-impl Cache {
-    /// Whether `bytes` more would be too much at a time.
-    pub(super) fn is_too_much_written(&self, bytes: u64) -> bool {
-        let in_flight_bytes = self.writes.bytes.load(Ordering::SeqCst);
-        in_flight_bytes > 0 && in_flight_bytes + bytes > self.config.capacity_bytes() / WRITTEN_PART
+    /// Whether `bytes` more would be too much of `capacity_bytes` at a time.
+    pub(super) fn is_too_much(&self, bytes: u64, capacity_bytes: u64) -> bool {
+        let in_flight_bytes = self.bytes.load(Ordering::SeqCst);
+        in_flight_bytes > 0 && in_flight_bytes + bytes > capacity_bytes / WRITTEN_PART
     }
 
-    /// Room may have come for SETs that wait, of other paths too if it is that of a quota.
-    pub(super) fn note_room(&self) {
-        let note = |cache: &Self| {
-            // Before it is asked who waits: who begins to wait looks at the changes after it has said so.
-            cache.writes.changes.fetch_add(1, Ordering::SeqCst);
-            if cache.writes.waiting.load(Ordering::SeqCst) > 0 {
-                cache.wake_reactors();
-            }
-        };
-        match self.config.quotas.is_empty() {
-            true => note(self),
-            false => self.all_paths().iter().for_each(|path| note(path)),
-        }
+    /// Room may have come. Says whether a SET waits for that.
+    pub(super) fn note_room(&self) -> bool {
+        // Before it is asked who waits: who begins to wait looks at the changes after it has said so.
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.waiting.load(Ordering::SeqCst) > 0
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::submits::{Removal, not_removed};
+use super::removal::{Removal, not_removed};
 use super::volume::Volume;
 use super::{Connector, SubmitError};
 use crate::evict::NamespaceUsage;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Connector, SubmitError};
+use super::volumes::Volumes;
 use crate::index::{KeyEvent, KeyEvents, UntoldChunk};
 
 /// What was not taken yet.
@@ -13,63 +13,45 @@ pub(super) struct KeyWatch {
     stored: Vec<(UntoldChunk, u32)>,
 }
 
-impl Connector {
-    /// From here on every key of this engine that is stored is told, and every one that is gone: deleted, evicted, expired, damaged, or at a path
-    /// that has failed. What nobody takes stays in memory. Returns how many keys are stored now, about; a second call watches on.
-    pub fn watch_keys(&self) -> Result<usize, SubmitError> {
-        let _gate = self.enter::<&str>(&[])?;
-        let mut watch = self.key_watch.lock();
-        let watch = watch.get_or_insert_default();
-        for (number, volume) in self.volumes.all.iter().enumerate() {
-            let stored = volume.index().watch_keys(&watch.events);
-            watch.stored.extend(stored.into_iter().map(|chunk| (chunk, number as u32)));
+impl KeyWatch {
+    /// Has all volumes tell from here on. Returns how many keys are stored now, about.
+    pub(super) fn begin(&mut self, volumes: &Volumes) -> usize {
+        for (number, volume) in volumes.all.iter().enumerate() {
+            let stored = volume.index().watch_keys(&self.events);
+            self.stored.extend(stored.into_iter().map(|chunk| (chunk, number as u32)));
         }
-        let failed = (0..self.volumes.all.len()).filter(|number| !self.volumes.is_live(*number));
-        failed.for_each(|number| self.volumes.all[number].index().note_all_gone());
-        watch.stored.sort_unstable_by(|left, right| right.cmp(left));
-        Ok(watch.stored.len())
+        let failed = (0..volumes.all.len()).filter(|number| !volumes.is_live(*number));
+        failed.for_each(|number| volumes.all[number].index().note_all_gone());
+        self.stored.sort_unstable_by(|left, right| right.cmp(left));
+        self.stored.len()
     }
 
-    /// Up to `limit` keys that were stored when [`Connector::watch_keys`] began and still are, the least recently used ones first; none
-    /// when all were taken. A key is told here before anything else is told of it.
-    pub fn take_stored_keys(&self, limit: usize) -> Result<Vec<KeyEvent>, SubmitError> {
-        let _gate = self.enter::<&str>(&[])?;
-        let mut watch = self.key_watch.lock();
-        let Some(watch) = &mut *watch else { return Ok(Vec::new()) };
+    /// Up to `limit` keys that `select` takes of those that were stored when it began and still are.
+    pub(super) fn take_stored(
+        &mut self,
+        volumes: &Volumes,
+        limit: usize,
+        select: impl Fn(KeyEvent) -> Option<KeyEvent>,
+    ) -> Vec<KeyEvent> {
         let mut keys = Vec::new();
         while keys.len() < limit
-            && let Some((chunk, number)) = watch.stored.pop()
+            && let Some((chunk, number)) = self.stored.pop()
         {
-            let told = self.volumes.all[number as usize].index().tell_stored(chunk);
-            keys.extend(told.and_then(|event| self.own_event(event)));
+            let told = volumes.all[number as usize].index().tell_stored(chunk);
+            keys.extend(told.and_then(&select));
         }
-        if watch.stored.is_empty() {
-            watch.stored = Vec::new();
+        if self.stored.is_empty() {
+            self.stored = Vec::new();
         }
-        Ok(keys)
+        keys
     }
 
-    /// Up to `limit` of the changes since [`Connector::watch_keys`], those of one key in order. What [`Connector::take_stored_keys`] returned
-    /// before is older than these.
-    pub fn take_key_events(&self, limit: usize) -> Result<Vec<KeyEvent>, SubmitError> {
-        let _gate = self.enter::<&str>(&[])?;
-        let watch = self.key_watch.lock();
-        let events = watch.as_ref().map(|watch| &watch.events);
-        let take = |events: &Arc<KeyEvents>| {
-            std::iter::from_fn(|| events.pop())
-                .filter_map(|event| self.own_event(event))
-                .take(limit)
-                .collect()
-        };
-        Ok(events.map_or_else(Vec::new, take))
-    }
-
-    /// What is told of a key of this engine; nothing of those of others.
-    fn own_event(&self, event: KeyEvent) -> Option<KeyEvent> {
-        let key = self.own_key(&event.key)?;
-        if key.len() == event.key.len() {
-            return Some(event);
-        }
-        Some(KeyEvent { key: key.to_owned(), ..event })
+    /// Up to `limit` of the changes since it began that `select` takes.
+    pub(super) fn take_events(
+        &self,
+        limit: usize,
+        select: impl Fn(KeyEvent) -> Option<KeyEvent>,
+    ) -> Vec<KeyEvent> {
+        std::iter::from_fn(|| self.events.pop()).filter_map(select).take(limit).collect()
     }
 }

@@ -28,21 +28,8 @@ mod real {
 #[cfg(not(any(kvring_model = "loom", kvring_model = "shuttle")))]
 pub(crate) use real::*;
 
-#[cfg(kvring_model = "shuttle")]
-mod modelled {
-    pub(crate) use shuttle::sync::{atomic, mpsc};
-    pub(crate) use shuttle::{sync as locks, thread};
-}
-
-/// Loom has no waiting for a time: the threads and channels of this crate are real, and a model starts its own.
-#[cfg(kvring_model = "loom")]
-mod modelled {
-    pub(crate) use std::{sync::mpsc, thread};
-
-    pub(crate) use loom::sync as locks;
-    pub(crate) use loom::sync::atomic;
-}
-
+#[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]
+mod modelled;
 #[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]
 mod stand_ins;
 #[cfg(any(kvring_model = "loom", kvring_model = "shuttle"))]

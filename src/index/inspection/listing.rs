@@ -8,20 +8,19 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use super::damage::Damage;
+use super::index_search::{index_in, index_of_device, superblock_of, unreadable};
 use crate::block::{BLOCK_BYTES, Extent};
 use crate::checksum::crc32c;
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
-use crate::format::names::{
-    CHUNKS_NAME, INDEX_NAME, PART_BLOCKS, StoreId, chunk_path, data_file_name, device_index_name,
-};
+use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
 use crate::format::record::{Record, STATE_CHUNK};
-use crate::format::superblock::{DEVICE_FORMAT_VERSION, Superblock, SuperblockCopy};
-use crate::index::file::index_bytes::{IndexBytes, data_in};
+use crate::index::file::index_bytes::IndexBytes;
 use crate::key::{Digest, Namespace};
-use crate::store::device::{is_device, superblock_copies};
+use crate::store::device::is_device;
 
 /// Records read at a time. There is one second look for all of them.
 const READ_RECORDS: usize = 16_384;
@@ -55,57 +54,20 @@ pub struct StoredChunk {
     fingerprint: u32,
 }
 
-/// Damage of a store, as far as its index and the lengths of its data files tell.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Damage {
-    /// Records whose checksum or fields are wrong, or of whose key a part is missing.
-    pub torn: u64,
-    /// Records whose chunk is not inside its data file.
-    pub out_of_range: u64,
-    /// Pages of the index that the disk does not return.
-    pub unreadable_pages: u64,
-    /// Whether the index is shorter than kvring leaves it.
-    pub is_cut_short: bool,
-    /// Whether only one of the two superblocks of a device is whole.
-    pub has_one_superblock: bool,
-}
-
-impl Damage {
-    /// A sentence for each kind of damage; none if all is well.
-    pub fn sentences(&self) -> Vec<String> {
-        let counted = |count: u64, what: &str| (count > 0).then(|| format!("{count} {what}"));
-        let said = |is_so: bool, what: &str| is_so.then(|| what.to_owned());
-        let sentences = [
-            counted(self.torn, "records of the index are torn: their chunks are missed"),
-            counted(self.out_of_range, "records name extents that their data file does not have"),
-            counted(
-                self.unreadable_pages,
-                "pages of the index cannot be read: what they hold is missed",
-            ),
-            said(self.is_cut_short, "the index was cut short: what was behind its end is missed"),
-            said(
-                self.has_one_superblock,
-                "one of the two superblocks is damaged: opening the store writes it again",
-            ),
-        ];
-        sentences.into_iter().flatten().collect()
-    }
-}
-
 /// The chunks of a store, in no order. Those that are stored or deleted meanwhile may be missing. Damaged records are skipped and
 /// counted.
 pub struct StoredChunks {
     index: IndexBytes,
     /// Bytes of it in use when they were looked at last.
     length: u64,
-    home: ChunkHome,
+    place: ChunkPlace,
     next_slot: u64,
     chunks: std::vec::IntoIter<StoredChunk>,
     damage: Damage,
 }
 
 /// The files that chunks are in.
-enum ChunkHome {
+enum ChunkPlace {
     /// With the length in bytes of each.
     DataFiles(Directory, HashMap<u32, u64>),
     ChunkFiles,
@@ -119,17 +81,17 @@ enum ChunkHome {
 /// `OpenError` when there is no store, its index cannot be read, or its format is newer.
 pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunks, OpenError> {
     let mut damage = Damage::default();
-    let (index, home) = match is_device(path)? {
+    let (index, place) = match is_device(path)? {
         false => {
             let directory = Directory::open(path).map_err(OpenError::io("open", path))?;
             let index = index_in(&directory)?;
             let has_chunk_files =
                 directory.contains(CHUNKS_NAME).map_err(OpenError::io("read", path))?;
-            let home = match has_chunk_files {
-                true => ChunkHome::ChunkFiles,
-                false => ChunkHome::DataFiles(directory, HashMap::new()),
+            let place = match has_chunk_files {
+                true => ChunkPlace::ChunkFiles,
+                false => ChunkPlace::DataFiles(directory, HashMap::new()),
             };
-            (index, home)
+            (index, place)
         }
         true => {
             let device = File::open(path).map_err(OpenError::io("read", path))?;
@@ -138,7 +100,7 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
             let index = index_of_device(device, path, &superblock, index_path)?;
             (
                 index,
-                ChunkHome::Device(path.to_owned(), superblock.data_offset..superblock.data_end()),
+                ChunkPlace::Device(path.to_owned(), superblock.data_offset..superblock.data_end()),
             )
         }
     };
@@ -148,79 +110,12 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
         unreadable(&index.path, &format!("{reason}; {way_out}"))
     })?;
     let (length, chunks) = (length.unwrap_or_default(), Vec::new().into_iter());
-    Ok(StoredChunks { index, length, home, next_slot: 0, chunks, damage })
+    Ok(StoredChunks { index, length, place, next_slot: 0, chunks, damage })
 }
 
-fn index_in(directory: &Directory) -> Result<IndexBytes, OpenError> {
-    open_index(directory, INDEX_NAME, None).map_err(|error| match (error, data_in(directory)) {
-        (OpenError::Io { source, .. }, Some(stored)) if source.kind() == io::ErrorKind::NotFound => {
-            unreadable(
-                directory.path(),
-                &format!(
-                    "there are {stored}, but no {INDEX_NAME}: nothing tells what they hold, and opening the store begins a new index"
-                ),
-            )
-        }
-        (error, _) => error,
-    })
-}
-
-fn index_of_device(
-    device: File,
-    path: &Path,
-    superblock: &Superblock,
-    index_path: Option<&Path>,
-) -> Result<IndexBytes, OpenError> {
-    match index_path {
-        Some(index_path) => {
-            let directory =
-                Directory::open(index_path).map_err(OpenError::io("open", index_path))?;
-            let id = superblock.store_id;
-            open_index(&directory, &device_index_name(id), Some(id))
-        }
-        None if superblock.index_bytes == 0 => {
-            Err(unreadable(path, "its index is elsewhere: say where, as index_path"))
-        }
-        None => Ok(IndexBytes::of_device(device, path, superblock)),
-    }
-}
-
-fn open_index(
-    directory: &Directory,
-    name: &str,
-    store_id: Option<StoreId>,
-) -> Result<IndexBytes, OpenError> {
-    let file = directory.open_to_read(name).map_err(directory.error("read", name))?;
-    Ok(IndexBytes::of_file(file, directory.path().join(name), store_id))
-}
-
-/// The superblock of a device, and whether both of its copies are whole.
-fn superblock_of(device: &File, path: &Path) -> Result<(Superblock, bool), OpenError> {
-    let copies = superblock_copies(device);
-    let newer = |found| {
-        let (path, supported) = (path.to_owned(), DEVICE_FORMAT_VERSION);
-        OpenError::NewerFormat { path, found, supported }
-    };
-    if let Some(found) = SuperblockCopy::judge(copies).map_err(newer)? {
-        return Ok(found);
-    }
-    let reason = match () {
-        () if copies.contains(&SuperblockCopy::Damaged) => {
-            "its superblock is damaged, and its copy too"
-        }
-        () if copies.contains(&SuperblockCopy::Unreadable) => "its superblock cannot be read",
-        () => "it holds no store",
-    };
-    Err(unreadable(path, reason))
-}
-
-fn unreadable(path: &Path, reason: &str) -> OpenError {
-    OpenError::io("read", path)(io::Error::new(io::ErrorKind::InvalidData, reason.to_owned()))
-}
-
-impl ChunkHome {
+impl ChunkPlace {
     /// Whether the chunk of this record can be there. Chunk files come and go, and are not checked.
-    fn contain(&mut self, record: &Record, chunk: &StoredChunk) -> bool {
+    fn contains(&mut self, record: &Record, chunk: &StoredChunk) -> bool {
         let (directory, lengths) = match self {
             Self::DataFiles(directory, lengths) => (directory, lengths),
             Self::ChunkFiles => return true,
@@ -263,18 +158,18 @@ impl StoredChunks {
 
     /// Where on a block device its data begins and ends; `None` of a directory.
     pub(crate) fn device_data(&self) -> Option<Range<u64>> {
-        match &self.home {
-            ChunkHome::Device(_, data) => Some(data.clone()),
-            ChunkHome::DataFiles(..) | ChunkHome::ChunkFiles => None,
+        match &self.place {
+            ChunkPlace::Device(_, data) => Some(data.clone()),
+            ChunkPlace::DataFiles(..) | ChunkPlace::ChunkFiles => None,
         }
     }
 
     /// How chunks lie on disk; `None` of a block device.
     pub(crate) fn layout(&self) -> Option<Layout> {
-        match self.home {
-            ChunkHome::DataFiles(..) => Some(Layout::Extents),
-            ChunkHome::ChunkFiles => Some(Layout::Files),
-            ChunkHome::Device(..) => None,
+        match self.place {
+            ChunkPlace::DataFiles(..) => Some(Layout::Extents),
+            ChunkPlace::ChunkFiles => Some(Layout::Files),
+            ChunkPlace::Device(..) => None,
         }
     }
 
@@ -321,7 +216,7 @@ impl StoredChunks {
             return !record.is_torn();
         }
         let Some(chunk) = self.chunk_of(slot, record) else { return false };
-        match self.home.contain(record, &chunk) {
+        match self.place.contains(record, &chunk) {
             true => chunks.push(chunk),
             false => self.damage.out_of_range += 1,
         }
@@ -331,10 +226,10 @@ impl StoredChunks {
     fn chunk_of(&self, slot: u32, record: &Record) -> Option<StoredChunk> {
         let key = record.read_key(|slot| self.index.record(slot))?;
         let own_offset = u64::from(record.first_block) * BLOCK_BYTES;
-        let (file, offset_bytes) = match &self.home {
-            ChunkHome::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
-            ChunkHome::ChunkFiles => (chunk_path(record.digest(), record.data_file), 0),
-            ChunkHome::Device(path, data) => {
+        let (file, offset_bytes) = match &self.place {
+            ChunkPlace::DataFiles(..) => (data_file_name(record.data_file).into(), own_offset),
+            ChunkPlace::ChunkFiles => (chunk_path(record.digest(), record.data_file), 0),
+            ChunkPlace::Device(path, data) => {
                 // A record may tell of a part that no device has.
                 let part_offset =
                     u64::from(record.data_file).saturating_mul(PART_BLOCKS * BLOCK_BYTES);
@@ -390,15 +285,7 @@ mod tests {
     use nix::unistd::{Uid, setfsuid};
 
     use super::*;
-
-    /// A file of this length that is opened to write alone: nothing of it can be read.
-    fn unreadable_file(length_bytes: u64) -> (tempfile::TempDir, File, PathBuf) {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let file = File::options().write(true).create_new(true).open(&path).unwrap();
-        file.set_len(length_bytes).unwrap();
-        (directory, file, path)
-    }
+    use crate::index::inspection::index_search::tests::unreadable_file;
 
     #[test]
     fn pages_that_cannot_be_read_are_counted_all_over_the_index() {
@@ -406,7 +293,7 @@ mod tests {
         let mut chunks = StoredChunks {
             index: IndexBytes::of_file(file, path, None),
             length: 0,
-            home: ChunkHome::ChunkFiles,
+            place: ChunkPlace::ChunkFiles,
             next_slot: 0,
             chunks: Vec::new().into_iter(),
             damage: Damage { unreadable_pages: 2, ..Damage::default() },
@@ -416,15 +303,6 @@ mod tests {
         assert_eq!(*chunks.damage(), damage);
     }
 
-    #[test]
-    fn superblocks_that_cannot_be_read_are_told_from_none() {
-        let (_directory, file, path) = unreadable_file(1 << 20);
-        let reason = |file: &File| superblock_of(file, &path).err().unwrap().to_string();
-        assert!(reason(&file).contains("its superblock cannot be read"), "{}", reason(&file));
-        let readable = File::open(&path).unwrap();
-        assert!(reason(&readable).contains("it holds no store"), "{}", reason(&readable));
-    }
-
     /// Where another user may read the index alone, chunks are there as far as it tells.
     #[test]
     fn a_data_file_that_may_not_be_opened_counts_as_long_enough() {
@@ -432,8 +310,8 @@ mod tests {
         let path = directory.path().join(data_file_name(0));
         let contains = |mode: u32, data_file: u32| {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let mut home =
-                ChunkHome::DataFiles(Directory::open(directory.path()).unwrap(), HashMap::new());
+            let mut place =
+                ChunkPlace::DataFiles(Directory::open(directory.path()).unwrap(), HashMap::new());
             let record = Record { length_bytes: 8192, data_file, ..Record::zeroed() };
             let as_another_user = move || {
                 if mode == 0 {
@@ -455,7 +333,7 @@ mod tests {
                     slot: 0,
                     fingerprint: 0,
                 };
-                home.contain(&record, &chunk)
+                place.contains(&record, &chunk)
             };
             thread::spawn(as_another_user).join().unwrap()
         };

@@ -4,6 +4,7 @@
 //! So a file without a record belongs to no chunk, and recovery removes it.
 
 mod account;
+mod files;
 mod opening;
 mod removal;
 mod remover;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statfs::XFS_SUPER_MAGIC;
 
 use self::account::{Account, cost_bytes, directory_bytes};
+use self::files::{FileState, Files};
 pub(crate) use self::opening::evicted_by_open;
 use self::opening::{longest_within, raise_open_files, scan};
 use self::removal::Removals;
@@ -30,7 +32,7 @@ use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::{OpenError, StoreError};
 use crate::format::names::{
-    CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name, file_name,
+    CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
 };
 use crate::key::Digest;
 use crate::log_limit::LogLimit;
@@ -46,45 +48,12 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The files of one directory, and the chunks they belong to.
 pub(crate) struct FileStore {
-    shared: Arc<Files>,
+    files: Arc<Files>,
     geometry: Geometry,
     max_chunk_bytes: u64,
     remover: Mutex<Option<JoinHandle<()>>>,
     /// A chunk was written since the last flush began.
     is_unsynced: AtomicBool,
-}
-
-/// What is shared with the thread that removes files.
-struct Files {
-    /// The store's directory.
-    directory: Arc<Directory>,
-    budget: Arc<Budget>,
-    /// `chunks`.
-    chunks: Directory,
-    /// Those in it, by number.
-    directories: Vec<Arc<Directory>>,
-    /// The file system gives the blocks of a removed file back some time later.
-    frees_late: bool,
-    state: Mutex<FileState>,
-    /// There is something to remove, or the thread is to end.
-    work: Condvar,
-    /// Something was removed.
-    removed: Condvar,
-    /// Woken when a file may be made for which others had to be removed.
-    wakers: Vec<Arc<Waker>>,
-    are_cleared: RecordsAreCleared,
-    refusal_log: LogLimit,
-    removals: Removals,
-}
-
-struct FileState {
-    account: Account,
-    /// After the file system had no space: when to ask it again, and its error.
-    refusal: Option<(Instant, StoreError)>,
-    /// Threads that free files to have their space themselves. Nothing is removed until there are none.
-    deferrals: usize,
-    /// When to leave the rest to the next open.
-    ends: Option<Instant>,
 }
 
 impl FileStore {
@@ -149,7 +118,7 @@ impl FileStore {
         let most_bytes = longest_chunk_bytes(budget.capacity_bytes);
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
         let state = FileState { account, refusal: None, deferrals: 0, ends: None };
-        let shared = Arc::new(Files {
+        let files = Arc::new(Files {
             directory: Arc::clone(directory),
             budget,
             chunks,
@@ -163,68 +132,17 @@ impl FileStore {
             refusal_log: LogLimit::of_lasting("files of chunks could not be made"),
             removals,
         });
-        let remover = start_removals(&shared).map_err(directory.error("start a thread for", ""))?;
+        let remover = start_removals(&files).map_err(directory.error("start a thread for", ""))?;
         let (remover, is_unsynced) = (Mutex::new(Some(remover)), AtomicBool::new(false));
-        Ok(Self { shared, geometry, max_chunk_bytes, remover, is_unsynced })
-    }
-}
-
-impl Files {
-    /// What can be reserved now: nothing for a while after the file system has refused some.
-    fn available_bytes(&self, state: &FileState) -> u64 {
-        match &state.refusal {
-            Some((again, _)) if Instant::now() < *again => 0,
-            _ => self.free_bytes(state),
-        }
-    }
-
-    /// What is free, with regard to who is about to take it. The index has its share first, whether it is the capacity or the
-    /// file system that bounds the store.
-    fn free_bytes(&self, state: &FileState) -> u64 {
-        let above_floor_bytes =
-            self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes);
-        let room_bytes = self.budget.left_bytes().min(above_floor_bytes);
-        let used_bytes = self.budget.used_bytes();
-        let others_bytes = used_bytes.saturating_sub(state.account.live_bytes);
-        let share_bytes = index_share_bytes(used_bytes + room_bytes);
-        room_bytes.saturating_sub(share_bytes.saturating_sub(others_bytes))
-    }
-
-    /// Why `needed_bytes` cannot be had.
-    fn refusal(&self, state: &FileState, needed_bytes: u64) -> StoreError {
-        if let Some((again, error)) = &state.refusal
-            && Instant::now() < *again
-        {
-            return error.clone();
-        }
-        let free_bytes = self.budget.free_above_floor_bytes();
-        if free_bytes.saturating_sub(state.account.unmade_bytes) < needed_bytes
-            && self.budget.left_bytes() >= needed_bytes
-        {
-            return StoreError::Floor { needed_bytes, free_bytes };
-        }
-        self.budget.full(needed_bytes)
-    }
-
-    /// See [`Removals::remove_file`].
-    fn remove(&self, digest: Digest, number: u32) -> Result<(), u64> {
-        let (directory, name) =
-            (&self.directories[directory_of(digest)], file_c_name(digest, number));
-        // XFS frees the blocks of a removed file in the background, up to 0.2 s later on Linux 6.18, those of one that is cut at
-        // once; what is stored in their place would find no space. An error is one of the removal, too.
-        if self.frees_late {
-            let _ =
-                directory.open_file(&file_name(digest, number)).and_then(|file| file.set_len(0));
-        }
-        self.removals.remove_file(directory, &name)
+        Ok(Self { files, geometry, max_chunk_bytes, remover, is_unsynced })
     }
 }
 
 impl FreeSpace for FileStore {
     fn missing_blocks(&self, blocks: u32) -> Option<u64> {
-        let state = self.shared.state.lock();
+        let state = self.files.state.lock();
         let needed = cost_bytes(blocks, state.account.unit_bytes);
-        let free = self.shared.available_bytes(&state) + state.account.unpromised_bytes();
+        let free = self.files.available_bytes(&state) + state.account.unpromised_bytes();
         // In proportion: what goes gives back more than its blocks, too.
         Some((u64::from(blocks) * needed.saturating_sub(free)).div_ceil(needed))
     }
@@ -233,39 +151,39 @@ impl FreeSpace for FileStore {
 impl Store for FileStore {
     fn allocate(&self, size_bytes: u64, digest: Digest) -> Result<Extent, StoreError> {
         let blocks = Extent::blocks_for(size_bytes);
-        let mut state = self.shared.state.lock();
+        let mut state = self.files.state.lock();
         let needed_bytes = state.account.needed_bytes(blocks, digest);
-        let budget = &self.shared.budget;
-        let now_bytes = needed_bytes.min(self.shared.available_bytes(&state));
+        let budget = &self.files.budget;
+        let now_bytes = needed_bytes.min(self.files.available_bytes(&state));
         let promised_bytes = needed_bytes - now_bytes;
         // The index may take the same meanwhile.
         if promised_bytes > state.account.unpromised_bytes() || !budget.reserve(now_bytes, 0) {
-            return Err(self.shared.refusal(&state, needed_bytes));
+            return Err(self.files.refusal(&state, needed_bytes));
         }
         Ok(state.account.give_out(blocks, digest, promised_bytes))
     }
 
     fn free(&self, extent: Extent) {
-        self.shared.state.lock().account.begin_removal(extent);
-        self.shared.work.notify_one();
+        self.files.state.lock().account.begin_removal(extent);
+        self.files.work.notify_one();
     }
 
     fn defer_reclaim(&self, defers: bool) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.files.state.lock();
         match defers {
             true => state.deferrals += 1,
             false => state.deferrals -= 1,
         }
         if state.deferrals == 0 && state.account.is_leaving() {
-            self.shared.work.notify_one();
+            self.files.work.notify_one();
         }
     }
 
     fn locate(&self, extent: Extent) -> Location {
-        let digest = self.shared.state.lock().account.digest_of(extent.file);
+        let digest = self.files.state.lock().account.digest_of(extent.file);
         // A file that was not given out would be a bug; nothing has the name that it gets.
         let digest = digest.unwrap_or(Digest([0; 2]));
-        let directory = &self.shared.directories[directory_of(digest)];
+        let directory = &self.files.directories[directory_of(digest)];
         Location::Own { directory: Arc::clone(directory), name: file_c_name(digest, extent.file) }
     }
 
@@ -274,38 +192,38 @@ impl Store for FileStore {
     }
 
     fn drain_removals(&self) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.files.state.lock();
         while state.account.is_leaving() {
-            state = self.shared.removed.wait(state);
+            state = self.files.removed.wait(state);
         }
     }
 
     fn space_ready(&self, extent: Extent) -> Result<bool, StoreError> {
-        let is_ready = self.shared.state.lock().account.space_ready(extent.file);
-        is_ready.ok_or_else(|| self.shared.budget.full(extent.size_bytes()))
+        let is_ready = self.files.state.lock().account.space_ready(extent.file);
+        is_ready.ok_or_else(|| self.files.budget.full(extent.size_bytes()))
     }
 
     fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
-        let mut state = self.shared.state.lock();
+        let mut state = self.files.state.lock();
         state.account.creation_done(extent.file);
         let Err(source) = outcome else { return Ok(()) };
         state.account.note_refused(extent.file);
         let digest = state.account.digest_of(extent.file);
         let name = digest.map_or_else(Default::default, |digest| chunk_path(digest, extent.file));
         let error = StoreError::Grow {
-            path: self.shared.directory.path().join(name),
+            path: self.files.directory.path().join(name),
             bytes: extent.size_bytes(),
             source: Arc::new(source),
         };
         state.refusal = Some((Instant::now() + GROWTH_PAUSE, error.clone()));
         drop(state);
         let line = || error.to_string();
-        self.shared.refusal_log.log(self.shared.directory.path(), 1, line);
+        self.files.refusal_log.log(self.files.directory.path(), 1, line);
         Err(error)
     }
 
     fn contains_each(&self, chunks: &[(Extent, Digest)]) -> Vec<bool> {
-        let account = &self.shared.state.lock().account;
+        let account = &self.files.state.lock().account;
         let found = |extent: Extent| account.digest_of(extent.file);
         let is_there = |(extent, digest): &(Extent, Digest)| {
             extent.first_block == 0 && found(*extent) == Some(*digest)
@@ -314,12 +232,12 @@ impl Store for FileStore {
     }
 
     fn rebuild(&self, stored: &[Extent]) -> u64 {
-        let mut state = self.shared.state.lock();
+        let mut state = self.files.state.lock();
         let mut removed = 0;
-        for (number, digest) in state.account.keep_only(stored, &self.shared.budget) {
-            match self.shared.remove(digest, number) {
+        for (number, digest) in state.account.keep_only(stored, &self.files.budget) {
+            match self.files.remove(digest, number) {
                 Ok(()) => removed += 1,
-                Err(bytes) => state.account.keep(digest, number, bytes, &self.shared.budget),
+                Err(bytes) => state.account.keep(digest, number, bytes, &self.files.budget),
             }
         }
         removed
@@ -334,32 +252,32 @@ impl Store for FileStore {
     }
 
     fn fill(&self) -> Fill {
-        let state = self.shared.state.lock();
+        let state = self.files.state.lock();
         let allocated_bytes = state.account.live_bytes;
         // Also after a refusal: with nothing free, everything would be evicted for the sake of the watermarks.
-        let free_bytes = self.shared.free_bytes(&state) + state.account.unpromised_bytes();
+        let free_bytes = self.files.free_bytes(&state) + state.account.unpromised_bytes();
         let over_bytes =
-            self.shared.budget.used_bytes().saturating_sub(self.shared.budget.capacity_bytes);
+            self.files.budget.used_bytes().saturating_sub(self.files.budget.capacity_bytes);
         // Opened with a smaller capacity, it can be over it.
         let total_bytes = match over_bytes.saturating_sub(state.account.unpromised_bytes()) {
             0 => allocated_bytes + free_bytes,
             over_bytes => allocated_bytes.saturating_sub(over_bytes),
         };
-        let was_refused = self.shared.budget.is_below_floor();
+        let was_refused = self.files.budget.is_below_floor();
         Fill { allocated_bytes, total_bytes, can_grow: false, was_refused }
     }
 
     /// Below the floor, the file system has the space of removed files.
     fn keeps_freed_space(&self) -> bool {
-        !self.shared.budget.is_below_floor()
+        !self.files.budget.is_below_floor()
     }
 
     fn log_limits(&self) -> Vec<&LogLimit> {
-        vec![&self.shared.refusal_log, &self.shared.removals.log_limit]
+        vec![&self.files.refusal_log, &self.files.removals.log_limit]
     }
 
     fn usage(&self) -> StoreUsage {
-        let state = self.shared.state.lock();
+        let state = self.files.state.lock();
         StoreUsage {
             allocated_bytes: state.account.allocated_blocks * BLOCK_BYTES,
             data_files: state.account.files.len() as u64,
@@ -367,7 +285,7 @@ impl Store for FileStore {
     }
 
     fn missed(&self) -> Option<String> {
-        let Files { directory, chunks, directories, .. } = &*self.shared;
+        let Files { directory, chunks, directories, .. } = &*self.files;
         directory.missed_in(CHUNKS_NAME, chunks.file.as_fd()).or_else(|| {
             let mut each = (0..).zip(directories);
             each.find_map(|(number, one)| {
@@ -378,16 +296,16 @@ impl Store for FileStore {
 
     fn release(&self) -> io::Result<()> {
         if let Some(remover) = { self.remover.lock().take() } {
-            end_removals(remover, &self.shared, REMOVAL_TIMEOUT);
+            end_removals(remover, &self.files, REMOVAL_TIMEOUT);
         }
-        self.shared.chunks.release();
-        self.shared.directories.iter().for_each(|directory| directory.release());
+        self.files.chunks.release();
+        self.files.directories.iter().for_each(|directory| directory.release());
         Ok(())
     }
 
     /// The whole file system: it is the one call that covers files which are closed.
     fn sync(&self) -> io::Result<()> {
-        match self.shared.directories.first() {
+        match self.files.directories.first() {
             Some(directory) => directory.files.sync_file_system(&directory.file),
             None => Ok(()),
         }
@@ -409,7 +327,7 @@ impl Drop for FileStore {
     fn drop(&mut self) {
         // Not in a fork, where the thread is not; nobody drops a store there.
         if let Some(remover) = self.remover.lock().take() {
-            end_removals(remover, &self.shared, Duration::ZERO);
+            end_removals(remover, &self.files, Duration::ZERO);
         }
     }
 }

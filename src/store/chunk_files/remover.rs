@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Files;
+use super::files::Files;
 use crate::sync::thread::{Builder, JoinHandle};
 use crate::thread::join;
 

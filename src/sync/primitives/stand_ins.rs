@@ -8,8 +8,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use nix::errno::Errno;
 use nix::sys::eventfd::EfdFlags;
 
-use super::locks::{Condvar, Mutex};
-use super::thread::JoinHandle;
+use super::modelled::locks::{Condvar, Mutex};
+use super::modelled::thread::JoinHandle;
 
 /// Whoever asks waits for the thread, and no time passes here: it is joined.
 pub(crate) fn is_finished<T>(_: &JoinHandle<T>) -> bool {
@@ -113,7 +113,7 @@ pub(crate) use weak_queue::SegQueue;
 mod weak_queue {
     use std::sync::Mutex;
 
-    use super::super::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+    use super::super::modelled::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
     /// Most elements from its start to its end.
     const SLOTS: usize = 4;

@@ -8,23 +8,20 @@
 
 #![allow(unsafe_code, reason = "a file is mapped")]
 
+mod mapped_range;
 mod sigbus;
 
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
+pub(in crate::index) use mapped_range::MAX_HOLES;
+use mapped_range::{MappedRange, page_bytes};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
 use super::index_bytes::read_pages;
 
-/// With more holes no slot is handed out any more, and every slot counts as in a hole.
-pub(in crate::index) const MAX_HOLES: usize = 1024;
-/// Of one process; one per open store.
-const MAX_MAPPINGS: usize = 256;
 /// Piece in which it is marked as changed.
 const MARKED_BYTES: usize = 1 << 20;
 
@@ -35,27 +32,6 @@ pub(in crate::index) struct Mapping {
     process_id: u32,
 }
 
-/// A mapping, for the handler. Static, as the handler may look at it at any moment.
-pub(in crate::index) struct MappedRange {
-    is_taken: AtomicBool,
-    start: AtomicUsize,
-    length: AtomicUsize,
-    hole_count: AtomicUsize,
-    /// Each hole once, from the first place on: its offset, and in the lowest bits how far it is. 0 is none.
-    holes: [AtomicUsize; MAX_HOLES],
-}
-
-/// A thread is about to put memory there.
-const CLAIMED: usize = 1;
-/// Memory is there.
-const MADE: usize = 2;
-/// There was no memory to be had.
-const FAILED: usize = 3;
-const STATE_BITS: usize = 3;
-
-pub(in crate::index) static MAPPED_RANGES: [MappedRange; MAX_MAPPINGS] =
-    [const { MappedRange::none() }; MAX_MAPPINGS];
-
 impl Mapping {
     /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
     pub(in crate::index) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
@@ -65,7 +41,7 @@ impl Mapping {
         let map = MmapOptions::new().offset(offset).len(length_bytes).map_raw(file)?;
         // A fork would keep the file open through it, and so the lock.
         map.advise(Advice::DontFork)?;
-        let range = guard(map.as_ptr().addr(), length_bytes)?;
+        let range = MappedRange::guard(map.as_ptr().addr(), length_bytes)?;
         Ok(Self { map: ManuallyDrop::new(map), range, process_id: std::process::id() })
     }
 
@@ -147,21 +123,11 @@ impl Mapping {
     }
 
     pub(in crate::index) fn hole_count(&self) -> usize {
-        self.range.hole_count.load(Ordering::Acquire)
+        self.range.hole_count()
     }
 
     pub(in crate::index) fn is_hole(&self, offset: usize) -> bool {
-        match self.hole_count() {
-            0 => false,
-            count if count > MAX_HOLES => true,
-            _ => {
-                let page = offset - offset % page_bytes();
-                let holes = self.range.holes.iter().map(|hole| hole.load(Ordering::Acquire));
-                holes
-                    .take_while(|hole| *hole != 0)
-                    .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
-            }
-        }
+        self.range.is_hole(offset)
     }
 }
 
@@ -175,105 +141,11 @@ impl Drop for Mapping {
     }
 }
 
-impl MappedRange {
-    const fn none() -> Self {
-        Self {
-            is_taken: AtomicBool::new(false),
-            start: AtomicUsize::new(0),
-            length: AtomicUsize::new(0),
-            hole_count: AtomicUsize::new(0),
-            holes: [const { AtomicUsize::new(0) }; MAX_HOLES],
-        }
-    }
-
-    pub(in crate::index) fn contains(&self, address: usize) -> bool {
-        let start = self.start.load(Ordering::SeqCst);
-        start != 0 && (start..start + self.length.load(Ordering::SeqCst)).contains(&address)
-    }
-
-    /// The handler ignores it from here on, and another mapping may take it.
-    pub(in crate::index) fn release(&self) {
-        self.length.store(0, Ordering::SeqCst);
-        self.start.store(0, Ordering::SeqCst);
-        self.is_taken.store(false, Ordering::SeqCst);
-    }
-
-    /// Puts memory in the place of the page at `address`, once, however many threads ask for it: what the first of them has
-    /// stored there by then stays. Says whether memory is there. Safe in a signal handler.
-    pub(in crate::index) fn make_hole(&self, address: usize) -> bool {
-        let page = address - address % page_bytes();
-        let offset = page - self.start.load(Ordering::SeqCst);
-        for hole in &self.holes {
-            let mut seen = hole.load(Ordering::SeqCst);
-            while seen == 0 || seen & !STATE_BITS == offset {
-                if seen == offset | MADE {
-                    return true;
-                }
-                if seen == offset | CLAIMED {
-                    // The other thread is in the lines below: between them is one system call.
-                    // SAFETY: no pointers; a plain system call.
-                    unsafe { libc::sched_yield() };
-                    seen = hole.load(Ordering::SeqCst);
-                    continue;
-                }
-                let claim = offset | CLAIMED;
-                match hole.compare_exchange(seen, claim, Ordering::SeqCst, Ordering::SeqCst) {
-                    Err(other) => seen = other,
-                    Ok(_) => {
-                        let placed = self.place_memory(page);
-                        let state = if placed { MADE } else { FAILED };
-                        hole.store(offset | state, Ordering::SeqCst);
-                        return placed;
-                    }
-                }
-            }
-        }
-        // Nothing is stored in this mapping any more that would be lost.
-        self.place_memory(page)
-    }
-
-    fn place_memory(&self, page: usize) -> bool {
-        // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only after `release`. Rust has
-        // only raw pointers into it.
-        let placed = unsafe {
-            libc::mmap(
-                ptr::without_provenance_mut(page),
-                page_bytes(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        let is_placed = placed != libc::MAP_FAILED;
-        self.hole_count.fetch_add(usize::from(is_placed), Ordering::SeqCst);
-        is_placed
-    }
-}
-
-fn page_bytes() -> usize {
-    static PAGE_BYTES: OnceLock<usize> = OnceLock::new();
-    // SAFETY: no pointers.
-    *PAGE_BYTES.get_or_init(|| unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize)
-}
-
-fn guard(start: usize, length: usize) -> io::Result<&'static MappedRange> {
-    let Some(range) =
-        MAPPED_RANGES.iter().find(|other| !other.is_taken.swap(true, Ordering::SeqCst))
-    else {
-        return Err(io::Error::other(format!("{MAX_MAPPINGS} stores are open in this process")));
-    };
-    range.hole_count.store(0, Ordering::SeqCst);
-    range.holes.iter().for_each(|hole| hole.store(0, Ordering::SeqCst));
-    range.start.store(start, Ordering::SeqCst);
-    range.length.store(length, Ordering::SeqCst);
-    Ok(range)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use super::mapped_range::{FAILED, MADE, MAX_MAPPINGS};
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
-use crate::index::file::mapping::{MAPPED_RANGES, MappedRange};
+use super::mapped_range::{MAPPED_RANGES, MappedRange};
 
 /// What is to be done with a fault that is not ours: the handler that was there when this one was put in its place.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
@@ -18,7 +18,7 @@ static CHAINING: AtomicI32 = AtomicI32::new(0);
 static LET_PASS: AtomicBool = AtomicBool::new(false);
 
 /// Puts the handler in place, again if somebody else's has taken its place since the last time.
-pub(in crate::index) fn install() {
+pub(super) fn install() {
     let ours = on_bus_error as *const () as usize;
     // SAFETY: all-zero is a valid sigaction; the calls get valid pointers to one each. The handlers keep to what is safe where
     // they are called: atomics, and system calls that POSIX lists for signal handlers, or that touch nothing of the process's.
