@@ -4,6 +4,7 @@ mod choices;
 mod kinds;
 mod nearest;
 mod options;
+mod parsing;
 mod tuning;
 mod values;
 
@@ -15,8 +16,6 @@ pub use choices::{Admission, Checksum, Discard, Durability, EngineChoice, Evicti
 pub use options::{OPTIONS, OptionSpec};
 pub use tuning::Tuning;
 pub use values::{OptionValue, size_bytes};
-
-use nearest::nearest;
 
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::ConfigError;
@@ -170,36 +169,6 @@ impl Config {
         Err(ConfigError::unfitting("layout", "'files'".into(), reason))
     }
 
-    /// Reads options by name; what is not given has its default.
-    ///
-    /// # Errors
-    /// `ConfigError` for an unknown name (with the list of those that exist), a value that does not fit, or a
-    /// missing required option.
-    pub fn from_options(
-        options: impl IntoIterator<Item = (String, OptionValue)>,
-    ) -> Result<Self, ConfigError> {
-        let mut config = Self { boot: current_boot(), ..Self::defaults() };
-        let mut given = Vec::new();
-        for (name, value) in options {
-            let spec = OptionSpec::named(&name).ok_or_else(|| unknown(name))?;
-            spec.set(&mut config, &value)?;
-            given.push(spec.name);
-        }
-        let names = OPTIONS.iter().filter(|spec| spec.default().is_none()).map(|spec| spec.name);
-        let names: Vec<_> = names.filter(|name| !given.contains(name)).collect();
-        if !names.is_empty() {
-            return Err(ConfigError::Missing { names });
-        }
-        if let [one_for_all] = config.capacities_bytes[..] {
-            config.capacities_bytes = vec![one_for_all; config.paths.len()];
-        }
-        let (paths, capacities) = (config.paths.len(), config.capacities_bytes.len());
-        if paths != capacities {
-            return Err(ConfigError::Capacities { paths, capacities });
-        }
-        Ok(config)
-    }
-
     /// How many reactors each path has at most.
     pub(crate) fn reactors(&self) -> usize {
         self.io_threads.unwrap_or(REACTORS)
@@ -222,14 +191,6 @@ impl Config {
             capacities_bytes: vec![self.capacities_bytes[number]],
             ..self.clone()
         }
-    }
-}
-
-fn unknown(name: String) -> ConfigError {
-    ConfigError::Unknown {
-        nearest: nearest(&name, OPTIONS.iter().map(|spec| spec.name)),
-        known: OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
-        name,
     }
 }
 

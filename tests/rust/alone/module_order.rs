@@ -1,10 +1,10 @@
 //! Modules of the core know only those before them in the list of src/lib.rs, and files inside a module do not know each
-//! other in circles. Both are read from the paths in the source; what tests use does not count.
+//! other in circles. Both are read from the paths in the source; what tests use does not count. No file is too long to read.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A module by its path below the crate.
 type Module = Vec<String>;
@@ -191,10 +191,14 @@ fn modules_know_only_those_before_them() {
     assert!(broken.is_empty(), "{}", broken.into_iter().collect::<Vec<_>>().join("\n"));
 }
 
+/// Where circles are left: these are being rewritten.
+const CIRCLES_LEFT_IN: &[&str] = &["reactor::"];
+
+/// A file uses those that paths in its code lead into, through re-exports. What a file only declares or re-exports it does not use,
+/// so a `mod.rs` is in a circle with a file of its folder only if its own code needs that one.
 #[test]
-fn files_of_a_module_know_each_other_in_no_circle_of_more_than_two() {
-    let uses = Source::read().uses();
-    let mut reached = uses.clone();
+fn no_files_know_each_other_in_a_circle() {
+    let mut reached = Source::read().uses();
     // Circles are inside one module: the order of modules sees to the rest.
     reached
         .iter_mut()
@@ -213,12 +217,41 @@ fn files_of_a_module_know_each_other_in_no_circle_of_more_than_two() {
     let mut circles = BTreeSet::new();
     for (module, used) in reached.iter().filter(|(module, used)| used.contains(*module)) {
         let circle = used.iter().filter(|other| reached[*other].contains(module));
-        circles.insert(circle.cloned().collect::<Vec<Module>>());
+        let names: Vec<String> = circle.map(|module| name(module)).collect();
+        let is_left = |name: &String| CIRCLES_LEFT_IN.iter().any(|left| name.starts_with(left));
+        if !names.iter().any(is_left) {
+            circles.insert(names.join(", "));
+        }
     }
-    let is_pair = |circle: &Vec<Module>| circle.len() == 2;
-    for circle in &circles {
-        let names: Vec<String> = circle.iter().map(|module| name(module)).collect();
-        println!("{} files know each other: {}", circle.len(), names.join(", "));
+    let circles: Vec<String> = circles.into_iter().collect();
+    assert!(circles.is_empty(), "these files know each other:\n{}", circles.join("\n"));
+}
+
+const MOST_LINES: usize = 400;
+
+/// Those that are being split.
+const STILL_LONGER: &[&str] =
+    &["src/schedule.rs", "src/schedule/tests.rs", "src/evict/eviction_index/tests.rs"];
+
+#[test]
+fn no_file_is_longer_than_400_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut longer = Vec::new();
+    for folder in ["src", "connector_py/src", "connector_py/kvring"] {
+        add_longer(&root.join(folder), &mut longer);
     }
-    assert!(circles.iter().all(is_pair));
+    longer.retain(|path| !STILL_LONGER.iter().any(|still| path.ends_with(still)));
+    assert!(longer.is_empty(), "{longer:#?}");
+}
+
+fn add_longer(folder: &Path, longer: &mut Vec<PathBuf>) {
+    for entry in folder.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let is_code = path.extension().is_some_and(|kind| kind == "rs" || kind == "py");
+        if path.is_dir() {
+            add_longer(&path, longer);
+        } else if is_code && std::fs::read_to_string(&path).unwrap().lines().count() > MOST_LINES {
+            longer.push(path);
+        }
+    }
 }
