@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::answer::WaitingAnswers;
 use super::health::Health;
 use super::lanes::{Lane, ThreadSyncs};
 use super::latency::Latencies;
@@ -10,7 +11,6 @@ use super::limits::{self, CHECKSUM_TURN_BYTES};
 use super::operation::Operation;
 use super::pending::Pending;
 use super::responsiveness::Responsiveness;
-use super::waiting_answers::WaitingAnswers;
 use crate::cache::Cache;
 use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;

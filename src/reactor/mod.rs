@@ -3,6 +3,7 @@
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
+mod answer;
 mod chunk_file;
 mod commit;
 mod device;
@@ -32,10 +33,10 @@ mod turn;
 mod verify;
 mod waiting_answers;
 
+pub(crate) use answer::Answer;
 pub(crate) use group::ReactorGroup;
 pub(crate) use health::Alarm;
 pub(crate) use io_error_policy::{is_gone, is_of_path};
 pub(crate) use latency::Latencies;
 pub(crate) use operation::Operation;
 pub(crate) use threads::{MakeEngine, REACTORS_ABOVE_THREADS, ReactorEnd, Reactors};
-pub(crate) use waiting_answers::Answer;

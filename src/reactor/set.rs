@@ -5,11 +5,11 @@ use std::mem;
 use std::time::Instant;
 
 use super::ReactorGroup;
+use super::answer::Answer;
 use super::io_error_policy::{ErrorAction, Failure, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
 use super::state::Reactor;
-use super::waiting_answers::Answer;
 use crate::cache::{Begun, Claim, RoomOf, Waiting};
 use crate::error::StoreError;
 use crate::failure::{FailureCode, FailureReason};

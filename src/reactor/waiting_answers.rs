@@ -1,76 +1,15 @@
-//! Answers of SETs and DELETEs that wait until their changes are in the index file.
+//! Which answers are given when changes of records are in the index file, or are refused.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::ReactorGroup;
+use super::answer::Answer;
 use super::io_error_policy::is_of_path;
-use crate::backlog::QueueShare;
-use crate::batch_completion::BatchItem;
-use crate::cache::Cache;
 use crate::failure::{FailureCode, FailureReason};
 use crate::index::{RecordWriter, WriterEvent};
 use crate::sync::atomic::Ordering;
-
-/// Answers that wait for changes of records.
-#[derive(Default)]
-pub(super) struct WaitingAnswers {
-    /// In the order of their tickets.
-    answers: VecDeque<(u64, Answer)>,
-    have_ended: bool,
-}
-
-/// What is answered when all changes are made that were queued before it.
-pub(crate) enum Answer {
-    /// Of a SET, whose chunk got a record with this generation, or none.
-    Stored {
-        item: BatchItem,
-        share: Arc<QueueShare>,
-        generation: Option<u64>,
-    },
-    Removed(Vec<BatchItem>),
-}
-
-impl Answer {
-    fn give(self, cache: &Cache) {
-        match self {
-            Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
-            Self::Stored { generation: Some(generation), .. }
-                if cache.index.has_lost_record(generation) =>
-            {
-                let path = cache.config.path().display();
-                let message =
-                    format!("cannot write the record of a chunk into the index of {path}");
-                self.fail(cache, &FailureReason::new(FailureCode::Io, message));
-            }
-            Self::Stored { item, share, .. } => {
-                // Before the answer: the caller may submit more then.
-                drop(share);
-                item.succeed();
-            }
-        }
-    }
-
-    fn fail(self, cache: &Cache, reason: &FailureReason) {
-        match self {
-            Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.clone())),
-            Self::Stored { item, share, .. } => {
-                drop(share);
-                cache.counters.set_failed.add(1);
-                item.fail(|| reason.clone());
-            }
-        }
-    }
-
-    fn count(&self) -> usize {
-        match self {
-            Self::Removed(items) => items.len(),
-            Self::Stored { .. } => 1,
-        }
-    }
-}
 
 /// The index takes no change, for this reason.
 fn unavailable(refusal: &str) -> FailureReason {

@@ -13,4 +13,6 @@ mod engines;
 mod key_events;
 mod late_loads;
 mod order;
+mod reactor_rule;
+mod reactors;
 mod registered_memory;
