@@ -30,7 +30,7 @@ OWN_NAMESPACES = "each node has a network namespace of its own"
 MISSING = "there is no "
 _SHARED = [
     "node a stored 32 chunks, and shared them",
-    "node b, empty, found 32 in the shared tier, equal, and kept them",
+    "node b, empty, found all of them in the shared tier, equal, and kept them",
     # Two passes over all.
     "node b found 64 on its own disk, equal, with node a killed",
 ]

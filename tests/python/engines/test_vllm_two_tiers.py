@@ -62,7 +62,7 @@ def sets(engine: Engine) -> dict[str, int]:
 
 def promoted(engine: Engine) -> int:
     """Return what the metrics tell."""
-    engine.tier._figures._next_s = 0.0
+    engine.tier._metrics._next_s = 0.0
     values = engine.tier.get_stats().metric_sections()[1]
     (count,) = values["vllm:kvring_promoted_chunks"].values()
     return int(count)
