@@ -85,7 +85,6 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
             "high_watermark" => tuning.high_watermark = value.extract()?,
             "low_watermark" => tuning.low_watermark = value.extract()?,
             "admit_after" => tuning.admit_after = value.extract()?,
-            "registered_files" => tuning.registered_files = value.extract()?,
             "max_io_bytes" => tuning.max_io_bytes = value.extract()?,
             "queue_depth" => tuning.queue_depth = value.extract()?,
             "in_flight_bytes" => tuning.in_flight_bytes = value.extract()?,

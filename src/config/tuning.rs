@@ -13,8 +13,6 @@ pub struct Tuning {
     pub admit_after: u8,
     /// How often `persistent` repeats a write that has failed twice.
     pub persistent_max_retries: u32,
-    /// Whether data files are registered with the ring, which then need not look them up for each transfer.
-    pub registered_files: bool,
     /// Longest single transfer in bytes, a multiple of 4096. Longer chunks move in pieces.
     pub max_io_bytes: u64,
     /// Most transfers in the device, of loads and as many of stores. `None` follows from the device, here and below.
@@ -44,7 +42,6 @@ impl Default for Tuning {
             low_watermark: 0.96,
             admit_after: 2,
             persistent_max_retries: 3,
-            registered_files: true,
             max_io_bytes: 512 << 10,
             queue_depth: None,
             in_flight_bytes: None,

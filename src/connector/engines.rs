@@ -26,7 +26,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
 
 /// The engine that is configured, which uses the memory that is registered in `memory`. It warns once if the posix engine has to take the place of io_uring.
 pub(super) fn maker(config: &Config, memory: &Arc<RegisteredMemory>) -> MakeEngine {
-    let (choice, registered_files) = (config.engine, config.tuning.registered_files);
+    let choice = config.engine;
     let reactors = config.io_threads.unwrap_or(REACTORS_ABOVE_THREADS) * config.paths.len();
     // Loads and stores of one reactor have two threads each at least.
     let most_threads = (MOST_THREADS / reactors).max(4);
@@ -39,8 +39,7 @@ pub(super) fn maker(config: &Config, memory: &Arc<RegisteredMemory>) -> MakeEngi
         }
         let ring = UringEngine::new(queue_depth, Arc::clone(&waker));
         match ring.map(|ring| ring.with_memory(&memory)) {
-            Ok(engine) if registered_files => Ok(Box::new(engine)),
-            Ok(engine) => Ok(Box::new(engine.without_registered_files())),
+            Ok(engine) => Ok(Box::new(engine)),
             Err(EngineError::Unavailable(refusal)) if choice == EngineChoice::Auto => {
                 let engine = posix(waker)?;
                 if !std::mem::replace(&mut has_warned, true) {

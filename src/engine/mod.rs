@@ -8,7 +8,6 @@ mod piece_memory;
 mod pool;
 pub(crate) mod posix;
 mod refusal;
-mod registered_files;
 mod registered_memory;
 mod requests;
 mod ring_memory;
@@ -61,8 +60,6 @@ pub struct Transfer {
     pub action: Action,
     /// Open file.
     pub file: RawFd,
-    /// Whether the file stays open as long as the engine lives; else it does until the transfer is reaped.
-    pub is_lasting: bool,
     /// Where in the file, or how long it is to be.
     pub offset_bytes: u64,
     /// Memory, in order; lives at a stable address until the transfer is reaped.
@@ -79,12 +76,11 @@ pub struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// One that moves no bytes, on a file that is not lasting.
+    /// One that moves no bytes.
     pub fn without_memory(action: Action, file: RawFd, token: usize) -> Self {
         Self {
             action,
             file,
-            is_lasting: false,
             offset_bytes: 0,
             vectors: std::ptr::null(),
             vector_count: 0,
@@ -117,7 +113,7 @@ pub trait Engine {
     ///
     /// # Safety
     /// The vectors and the memory they name, and the name, stay valid until the transfer is reaped or the engine is leaked.
-    /// So does the file stay open, or as long as the engine lives if the transfer calls it lasting.
+    /// So does the file stay open.
     ///
     /// # Errors
     /// `EngineError::Failed` when the kernel takes nothing any more; the transfer is then not under way.

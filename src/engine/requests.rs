@@ -48,8 +48,6 @@ impl<T> DerefMut for Held<T> {
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) file: RawFd,
-    /// Whether the file stays open as long as the engine lives; else it does until the transfer is reaped.
-    pub(crate) is_lasting: bool,
     /// Where the first byte of the piece is.
     pub(crate) offset_bytes: u64,
 }
@@ -144,7 +142,6 @@ impl<T> Requests<T> {
             own.cast_const().cast()
         };
         let transfer = Transfer {
-            is_lasting: place.is_lasting,
             offset_bytes,
             vectors: own_vectors,
             vector_count,
@@ -165,7 +162,6 @@ impl<T> Requests<T> {
     ) -> Result<(), EngineError> {
         let mut transfer = Transfer {
             offset_bytes: transfer.offset_bytes,
-            is_lasting: transfer.is_lasting,
             ..Transfer::without_memory(transfer.action, transfer.file, transfer.token)
         };
         assert!(!matches!(transfer.action, Action::Read | Action::Write), "that takes memory");

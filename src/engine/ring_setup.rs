@@ -11,28 +11,21 @@ use super::refusal::Refusal;
 /// How long a ring may take to answer when it is tried out.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Set-up flags of a ring: each level has those of the levels before it, and the kernel it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Set-up flags of a ring, and the kernel it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingFlags {
     /// 5.11.
     Plain,
-    /// 5.19, with SUBMIT_ALL of 5.18.
-    CoopTaskrun,
-    /// 6.0.
-    SingleIssuer,
     /// 6.1.
     DeferTaskrun,
 }
 
 impl RingFlags {
-    const BEST_FIRST: [Self; 4] =
-        [Self::DeferTaskrun, Self::SingleIssuer, Self::CoopTaskrun, Self::Plain];
+    const BEST_FIRST: [Self; 2] = [Self::DeferTaskrun, Self::Plain];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::DeferTaskrun => "single_issuer+defer_taskrun+coop_taskrun",
-            Self::SingleIssuer => "single_issuer+coop_taskrun",
-            Self::CoopTaskrun => "coop_taskrun",
             Self::Plain => "plain",
         }
     }
@@ -66,14 +59,9 @@ pub(super) fn negotiate(
 pub(super) fn set_up(entries: u32, flags: RingFlags) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork().setup_clamp();
-    if flags >= RingFlags::CoopTaskrun {
-        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
-    }
-    if flags >= RingFlags::SingleIssuer {
-        builder.setup_single_issuer();
-    }
     if flags == RingFlags::DeferTaskrun {
-        builder.setup_defer_taskrun();
+        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
+        builder.setup_single_issuer().setup_defer_taskrun();
     }
     builder.build(entries)
 }

@@ -13,7 +13,6 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::registered_files::RegisteredFiles;
 use super::registered_memory::RegisteredMemory;
 use super::ring_memory::RingMemory;
 use super::ring_setup::{self, RingFlags};
@@ -37,7 +36,6 @@ pub struct UringEngine {
     _closed_on_fork: ClosedOnFork<RawFd>,
     ring: IoUring,
     flags: RingFlags,
-    pub(super) files: RegisteredFiles,
     memory: Option<RingMemory>,
     /// Whether the kernel has IORING_OP_FTRUNCATE (6.9).
     pub(super) can_truncate: bool,
@@ -54,13 +52,6 @@ impl UringEngine {
     /// `EngineError::Unavailable` when the kernel refuses every ring, or gives one that does not work.
     pub fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
         Self::with(queue_depth, waker, ring_setup::set_up)
-    }
-
-    /// The same engine, which looks the file of each transfer up.
-    #[must_use]
-    pub fn without_registered_files(mut self) -> Self {
-        self.files.is_available = false;
-        self
     }
 
     /// The same engine, which uses memory that is registered in `memory`. It has all of it from the start: where the kernel cannot
@@ -87,7 +78,6 @@ impl UringEngine {
         let closed_on_fork = ClosedOnFork::new(ring.as_raw_fd());
         Ok(Self {
             _closed_on_fork: closed_on_fork,
-            files: RegisteredFiles::new(&ring),
             memory: None,
             can_truncate: supports(&ring, opcode::Ftruncate::CODE),
             ring,
@@ -172,7 +162,7 @@ impl UringEngine {
             && !submissions.taskrun()
             && !submissions.cq_overflow();
         drop(submissions);
-        if is_needless && self.flags >= RingFlags::CoopTaskrun {
+        if is_needless && self.flags == RingFlags::DeferTaskrun {
             return Ok(());
         }
         let submitter = self.ring.submitter();
@@ -221,19 +211,9 @@ impl UringEngine {
     }
 }
 
-impl Drop for UringEngine {
-    /// The kernel takes a ring down some time after its last descriptor is closed, and with it what keeps a file system from being
-    /// unmounted. Nothing is under way any more that names a file by its number.
-    fn drop(&mut self) {
-        // It can only fail for a ring without files.
-        let _ = self.ring.submitter().unregister_files();
-    }
-}
-
 impl Engine for UringEngine {
     fn description(&self) -> String {
-        let files = if self.files.is_available { "+registered_files" } else { "" };
-        format!("io_uring ({}{files})", self.flags.name())
+        format!("io_uring ({})", self.flags.name())
     }
 
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
@@ -244,15 +224,10 @@ impl Engine for UringEngine {
             self.early.push(Reaped { token: transfer.token, result });
             return Ok(());
         }
-        let (file, flags) = match transfer.is_lasting {
-            true => self.files.name(&self.ring, transfer.file),
-            // The ring would know another file by that number later.
-            false => (Fd(transfer.file), squeue::Flags::empty()),
-        };
         // SAFETY: the contract of this function, here and below.
         let buffer = unsafe { self.buffer_of(transfer) }?;
         // SAFETY: as above.
-        let entry = unsafe { entry_of(file, transfer, buffer) }.flags(flags);
+        let entry = unsafe { entry_of(transfer, buffer) };
         let fixed = if buffer.is_some() { FIXED } else { 0 };
         self.push(&entry.user_data(transfer.token as u64 | fixed))
     }
@@ -280,11 +255,12 @@ impl Engine for UringEngine {
     }
 }
 
-/// The submission entry of a transfer on `file`, which is the transfer's, with memory in the registered `buffer`, if it is in one.
+/// The submission entry of a transfer, with memory in the registered `buffer`, if it is in one.
 ///
 /// # Safety
 /// The transfer's vectors and name are valid.
-unsafe fn entry_of(file: Fd, transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
+unsafe fn entry_of(transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
+    let file = Fd(transfer.file);
     let offset = transfer.offset_bytes;
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
     match (transfer.action, transfer.vector_count) {
@@ -293,7 +269,7 @@ unsafe fn entry_of(file: Fd, transfer: Transfer, buffer: Option<u16>) -> squeue:
         (Action::Preallocate, _) => opcode::Fallocate::new(file, offset).build(),
         (Action::Truncate, _) => opcode::Ftruncate::new(file, offset).build(),
         (Action::Open(flags), _) => {
-            let open = opcode::OpenAt::new(Fd(transfer.file), transfer.name);
+            let open = opcode::OpenAt::new(file, transfer.name);
             open.flags(flags).mode(FILE_MODE).build()
         }
         (Action::Read | Action::Write, 1) => {

@@ -80,7 +80,7 @@ impl ChunkFile {
     pub(super) fn target(&self) -> Option<PieceTarget> {
         let request = if self.is_written { Request::WriteChunkFile } else { Request::Read };
         let file = self.descriptor();
-        let target = PieceTarget { request, file, is_lasting: false, chunk_offset_bytes: 0 };
+        let target = PieceTarget { request, file, chunk_offset_bytes: 0 };
         (self.stage == FileStage::Transfer).then_some(target)
     }
 

@@ -31,9 +31,8 @@ use crate::sync::atomic::Ordering;
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;
 
-/// `is_lasting`: the file stays open as long as the store; else until its SET is answered.
-fn sync_of(action: Action, file: RawFd, is_lasting: bool) -> Transfer {
-    Transfer { is_lasting, ..Transfer::without_memory(action, file, SYNC_TOKEN) }
+fn sync_of(action: Action, file: RawFd) -> Transfer {
+    Transfer::without_memory(action, file, SYNC_TOKEN)
 }
 
 impl Active {
@@ -42,12 +41,12 @@ impl Active {
         if let Some(file) = &self.chunk_file {
             // Its name too: without it a sync of the file is worth nothing after power loss.
             return vec![
-                sync_of(Action::Sync, file.descriptor(), false),
-                sync_of(Action::SyncDirectory, file.directory.file.as_raw_fd(), true),
+                sync_of(Action::Sync, file.descriptor()),
+                sync_of(Action::SyncDirectory, file.directory.file.as_raw_fd()),
             ];
         }
         match self.operation.extent().map(|extent| group.cache.store.locate(extent)) {
-            Some(Location::Shared { file, .. }) => vec![sync_of(Action::Sync, file, true)],
+            Some(Location::Shared { file, .. }) => vec![sync_of(Action::Sync, file)],
             Some(Location::Own { .. }) | None => Vec::new(),
         }
     }
@@ -236,7 +235,7 @@ impl Reactor {
         }
         self.commit.awaited_records = None;
         let index = cache.index.sync_descriptor(self.number);
-        self.submit_syncs(&[sync_of(Action::Sync, index, true)])
+        self.submit_syncs(&[sync_of(Action::Sync, index)])
     }
 
     /// The index takes no change: ends a group that waits for some.

@@ -24,8 +24,6 @@ pub(super) struct PieceTarget {
     /// Tells reads from writes, and what an error means.
     pub(super) request: Request,
     pub(super) file: RawFd,
-    /// Whether the file stays open as long as the store; that of a chunk may be closed before.
-    pub(super) is_lasting: bool,
     /// Byte of the file where the chunk starts.
     pub(super) chunk_offset_bytes: u64,
 }
@@ -56,9 +54,9 @@ impl PieceState {
     /// Where it is on disk, for one more attempt.
     pub(super) fn attempt(&mut self) -> Place {
         self.attempts += 1;
-        let PieceTarget { file, is_lasting, chunk_offset_bytes, .. } = self.target;
+        let PieceTarget { file, chunk_offset_bytes, .. } = self.target;
         let offset_bytes = chunk_offset_bytes + self.grant.offset_bytes;
-        Place { file, is_lasting, offset_bytes }
+        Place { file, offset_bytes }
     }
 }
 

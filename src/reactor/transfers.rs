@@ -90,8 +90,8 @@ impl Reactor {
                             (Operation::Set(_), false) => Request::WriteDataFile,
                             _ => Request::Read,
                         };
-                        let (is_lasting, chunk_offset_bytes) = (true, offset_bytes);
-                        let target = PieceTarget { request, file, is_lasting, chunk_offset_bytes };
+                        let target =
+                            PieceTarget { request, file, chunk_offset_bytes: offset_bytes };
                         return self.start_piece(grant, target);
                     }
                     Location::Own { directory, name } => none.insert(Box::new(ChunkFile::new(

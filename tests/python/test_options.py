@@ -294,7 +294,7 @@ def test_a_store_works_with_values_at_both_ends(
         {"max_io_bytes": 4096},
         {"max_io_bytes": 64 << 20},
         {"low_watermark": 0.5, "high_watermark": 0.5},
-        {"queue_depth": 1, "max_io_bytes": 4096, "registered_files": False},
+        {"queue_depth": 1, "max_io_bytes": 4096},
     ],
     ids=str,
 )

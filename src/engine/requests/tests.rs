@@ -64,7 +64,7 @@ impl Engine for LateEngine {
 }
 
 fn place(block: usize) -> Place {
-    Place { file: 3, is_lasting: true, offset_bytes: (block * BLOCK) as u64 }
+    Place { file: 3, offset_bytes: (block * BLOCK) as u64 }
 }
 
 /// Reaps until every piece has moved, and takes them out.

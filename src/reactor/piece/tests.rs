@@ -19,7 +19,7 @@ fn piece(
     let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
     let (class, length_bytes) = (Class::Get, length as u64);
     let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, line: Line::Get };
-    let target = PieceTarget { request, file: 3, is_lasting: true, chunk_offset_bytes: 40960 };
+    let target = PieceTarget { request, file: 3, chunk_offset_bytes: 40960 };
     Piece::of_chunk(
         grant,
         target,

@@ -1,8 +1,7 @@
 //! The contract with LMCache, line by line, through the core crate.
 
-use crate::common::{Client, MIB, Memory, config, key, pattern, real_engine};
-use kvring::testing::Waker;
-use kvring::{BLOCK_BYTES, Durability, SubmitError};
+use crate::common::{Client, MIB, Memory, key, pattern};
+use kvring::{BLOCK_BYTES, SubmitError};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -246,28 +245,5 @@ fn long_keys() {
     for (key, seed) in keys.iter().zip(0..) {
         let expected = (seed != 3).then(|| pattern(4096 + seed as usize, seed));
         assert_eq!(client.get_one(key, 4096 + seed as usize), expected, "{} bytes", key.len());
-    }
-}
-
-/// Files that the ring knows, and files that it looks up: the same store.
-#[test]
-fn registered_files_on_and_off() {
-    let directory = tempfile::tempdir().unwrap();
-    let engine = real_engine(8, Waker::new().unwrap()).unwrap();
-    let engine_has_them = engine.description().contains("registered_files");
-    let length = 600_001;
-    for (round, registered) in (0..).zip([true, false, true]) {
-        let mut config = config(directory.path(), 256 * MIB);
-        config.tuning.registered_files = registered;
-        // Syncs name files too.
-        config.durability = Durability::Persistent;
-        let client = Client::with(config);
-        let expected = registered && engine_has_them;
-        assert_eq!(client.connector.stats().engine.contains("registered_files"), expected);
-        assert!(client.set_one(&key(round), &Memory::patterned(length, 0, round)));
-        for number in 0..=round {
-            let loaded = client.get_one(&key(number), length);
-            assert!(loaded.is_some_and(|loaded| loaded == pattern(length, number)));
-        }
     }
 }
