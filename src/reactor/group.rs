@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;
 use crate::key::Digest;
-use crate::schedule::{Elsewhere, Limits, Line, Scheduler};
+use crate::schedule::{Elsewhere, Limits, Scheduler};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
 
@@ -126,7 +126,7 @@ impl ReactorGroup {
         if self.is_processor_bound.load(Ordering::Relaxed) != is_bound {
             self.is_processor_bound.store(is_bound, Ordering::Relaxed);
         }
-        if is_bound && (self.pending.has_loads() || self.pending.count(Line::Set) > 0) {
+        if is_bound && !self.pending.is_empty() {
             self.wake(1);
         }
     }
