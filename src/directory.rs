@@ -26,11 +26,11 @@ use nix::unistd::Uid;
 use opened_file::{OTHERS, check_one_name, check_regular, directory_refusal, is_regular};
 pub(crate) use opened_file::{check_opened, make_private, refusal_of, set_flags};
 
+use crate::base::system::fork::ClosedOnFork;
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::OpenError;
 use crate::format::header::Owner;
 use crate::lock::{LockRefusal, lock_exclusively};
-use crate::system::fork::ClosedOnFork;
 
 const DIRECTORY_MODE: libc::mode_t = 0o700;
 

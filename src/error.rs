@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use thiserror::Error;
 
+use crate::batch::failure::{FailureCode, FailureReason};
 use crate::engine::EngineError;
-use crate::failure::{FailureCode, FailureReason};
 use crate::key::Digest;
 
 /// A wrong option, found before anything is touched.

@@ -7,10 +7,10 @@
 //!
 //! A module knows only those before it in this list:
 //!
-//! - `block`, `time`, `sync`, `log_limit`, `thread`, `system`, `parallel`, `segmented_vec`, `checksum`, `key`, `buffer`, `progress`, `failure`, `completion_queue`, `batch_completion`, `backlog`: tools
+//! - `base`, `key`, `batch`: tools, and what a batch needs
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
-//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `capacity`: what a store is opened with
+//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
 //! - `store`: where bytes live
 //! - `evict`, `index`: what is stored, and what goes
 //! - `stats`, `cache`: what a chunk goes through
@@ -29,52 +29,40 @@ compile_error!(
     "kvring's files are little-endian and mapped as they are; big-endian machines are not supported"
 );
 
-mod backlog;
-mod batch_completion;
+mod base;
+mod batch;
 #[cfg(feature = "bench")]
 #[doc(hidden)]
 pub mod bench;
-mod block;
-mod buffer;
 mod cache;
-mod capacity;
-mod checksum;
-mod completion_queue;
 mod config;
 mod connector;
 mod directory;
 mod engine;
 mod error;
 mod evict;
-mod failure;
 mod format;
 mod index;
 mod key;
 mod lock;
-mod log_limit;
 #[cfg(all(test, any(kvring_model = "loom", kvring_model = "shuttle")))]
 mod models;
 mod open_stores;
-mod parallel;
 mod placement;
-mod progress;
 mod reactor;
 #[allow(unreachable_pub, reason = "its items are public within it, not beyond the crate")]
 mod schedule;
-mod segmented_vec;
+mod space_account;
 mod stats;
 mod store;
-mod sync;
-mod system;
 #[doc(hidden)]
 pub mod testing;
-mod thread;
-mod time;
 
-pub use block::BLOCK_BYTES;
-pub use buffer::{AlignedBlock, CallerBuffer};
-pub use checksum::checksum_with_key;
-pub use completion_queue::{Completion, KeepAlive};
+pub use base::block::BLOCK_BYTES;
+pub use base::buffer::{AlignedBlock, CallerBuffer};
+pub use base::checksum::checksum_with_key;
+pub use batch::completion_queue::{Completion, KeepAlive};
+pub use batch::failure::FailureCode;
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
@@ -85,7 +73,6 @@ pub use connector::{
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};
 pub use evict::NamespaceUsage;
-pub use failure::FailureCode;
 pub use format::header::FORMAT_VERSION;
 pub use format::record::MAX_CHUNK_BYTES;
 pub use format::superblock::DEVICE_FORMAT_VERSION;

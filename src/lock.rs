@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, gethostname};
 
-use crate::checksum::crc32c;
+use crate::base::checksum::crc32c;
 use crate::error::OpenError;
 use crate::format::header::{HOST_BYTES, Owner};
 use crate::open_stores::{Hold, hold_on};

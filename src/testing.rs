@@ -1,10 +1,10 @@
 //! The seam for tests and benchmarks: engine, file operations, clock and constants that they replace. Not part of the API.
 
+pub use crate::base::time::Clock;
 pub use crate::config::Tuning;
 pub use crate::engine::posix::PosixEngine;
 pub use crate::engine::uring::UringEngine;
 pub use crate::engine::{Action, Engine, FileOperations, Reaped, SystemFiles, Transfer, Waker};
-pub use crate::time::Clock;
 
 /// Makes durable what was stored and removed so far, as the flush thread of `best_effort` does, which a store that works inline has
 /// not. `all`: also what an earlier owner left.

@@ -16,7 +16,7 @@ from tools.tool import REPOSITORY, Options, Report, call
 
 # Where unsafe code may be, and below. The compiler refuses it elsewhere in the core.
 _UNSAFE_IN = (
-    *("src/buffer.rs", "src/engine/", "src/system/", "src/index/file/mapping/"),
+    *("src/base/buffer.rs", "src/engine/", "src/base/system/", "src/index/file/mapping/"),
     *("src/index/file/records.rs", "connector_py/src/", "loadgen/src/memory.rs"),
 )
 # Of what users install with the wheel. The rest of requirements/ is for developers and tests.

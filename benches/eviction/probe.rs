@@ -3,7 +3,7 @@
 use super::policy::Policy;
 use super::s3fifo::S3Fifo;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::config::Eviction;
 
 /// Number of a chunk that a policy has.

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::{Cache, SetRequest};
+use crate::base::sync::Mutex;
 use crate::config::Admission;
-use crate::sync::Mutex;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 

@@ -8,7 +8,7 @@ use super::room::RoomMaking;
 use super::write::WriteHandle;
 use super::writes::RoomOf;
 use super::{Cache, SetRequest};
-use crate::checksum::{crc64, placed};
+use crate::base::checksum::{crc64, placed};
 use crate::error::StoreError;
 
 /// The right to write a key. SETs of the same key that come later wait behind it in the index.
@@ -24,7 +24,7 @@ pub(crate) struct Claim {
     room: Option<Box<RoomMaking>>,
 }
 
-pub(crate) enum Begun {
+pub(crate) enum BeginOutcome {
     /// Its very bytes are stored already, or it is not worth a write, or deleted: then its key is not stored afterwards.
     Unwritten,
     /// To be asked again: it was compared with what is stored, and nothing differs so far.
@@ -73,14 +73,14 @@ impl Claim {
         limit_bytes: usize,
         now: Instant,
         behind: Option<RoomOf>,
-    ) -> Begun {
+    ) -> BeginOutcome {
         if cache.index.is_doomed(self.request.digest) {
             cache.counters.set_deleted.add(1);
-            return Begun::Unwritten;
+            return BeginOutcome::Unwritten;
         }
         if !self.is_admitted {
             let Some(comparison) = self.compare(limit_bytes, cache) else {
-                return Begun::Comparing;
+                return BeginOutcome::Comparing;
             };
             let request = &self.request;
             let is_unchanged = comparison == Comparison::Same;
@@ -91,7 +91,7 @@ impl Claim {
             }
             let keeps_stored = comparison == Comparison::SameUnlessDamaged;
             if is_unchanged || !cache.admits(request, keeps_stored, now) {
-                return Begun::Unwritten;
+                return BeginOutcome::Unwritten;
             }
             self.is_admitted = true;
         }
@@ -99,24 +99,24 @@ impl Claim {
         let is_too_much =
             cache.writes.is_too_much(self.length_bytes(), cache.config.capacity_bytes());
         if let Some(room) = behind.or_else(|| is_too_much.then_some(None)) {
-            return Begun::AwaitingRoom { changes, room };
+            return BeginOutcome::AwaitingRoom { changes, room };
         }
         match cache.find_room(&self.request, &mut self.room) {
-            Ok(Some(write)) => Begun::Write(write),
-            Ok(None) => Begun::MakingRoom,
+            Ok(Some(write)) => BeginOutcome::Write(write),
+            Ok(None) => BeginOutcome::MakingRoom,
             Err(StoreError::Growing { needed_bytes }) if cache.order_growth(needed_bytes) => {
-                Begun::Growing
+                BeginOutcome::Growing
             }
             Err(error) => self.after_no_room(cache, error, changes),
         }
     }
 
     /// A SET waits as long as what others write may become room for it. `changes` were there before it looked for room.
-    fn after_no_room(&self, cache: &Cache, error: StoreError, changes: u64) -> Begun {
+    fn after_no_room(&self, cache: &Cache, error: StoreError, changes: u64) -> BeginOutcome {
         let request = &self.request;
         let waits = match &error {
             StoreError::Quota { .. } => match cache.quota_outlook(request) {
-                QuotaOutlook::Now => return Begun::MakingRoom,
+                QuotaOutlook::Now => return BeginOutcome::MakingRoom,
                 outlook => outlook == QuotaOutlook::Later,
             },
             StoreError::IndexUnreadable { .. } => false,
@@ -129,11 +129,14 @@ impl Claim {
         };
         if waits {
             let is_quota = matches!(error, StoreError::Quota { .. });
-            return Begun::AwaitingRoom { changes, room: is_quota.then_some(request.namespace) };
+            return BeginOutcome::AwaitingRoom {
+                changes,
+                room: is_quota.then_some(request.namespace),
+            };
         }
         // Others may wait for what this one had while it looked.
         cache.note_room();
-        Begun::Refused(error)
+        BeginOutcome::Refused(error)
     }
 
     /// Goes on comparing, and says how the chunk compares with what is stored, once that is known. Without checksums the length has
@@ -146,7 +149,7 @@ impl Claim {
             return Some(Comparison::Different);
         };
         // What is unverified, or cannot be read, is written anew, if that is admitted.
-        let same = match stored.is_verified && !cache.doubts.hold(request.digest) {
+        let same = match stored.is_verified && !cache.suspects.hold(request.digest) {
             true => Comparison::Same,
             false => Comparison::SameUnlessDamaged,
         };

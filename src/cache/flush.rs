@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use super::Cache;
 use super::threads::CacheThread;
+use crate::base::sync::atomic::Ordering;
 use crate::config::Durability;
-use crate::sync::atomic::Ordering;
 
 /// Flushes when something has changed. `is_complete`: what was there before is durable.
 fn keep(cache: &Cache, mut is_complete: bool, note: &dyn Fn(&io::Result<()>)) {

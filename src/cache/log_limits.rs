@@ -2,7 +2,7 @@
 
 use log::Level::{Error, Warn};
 
-use crate::log_limit::LogLimit;
+use crate::base::log_limit::LogLimit;
 
 /// One for each reason. Those of the store and of the index are theirs.
 pub(crate) struct LogLimits {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Cache;
-use super::presence::{FilesChange, LOOK_PAUSE};
+use super::directory_watch::{FilesChange, LOOK_PAUSE};
 use super::threads::CacheThread;
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::sync::atomic::Ordering;
+use crate::base::time::Patience;
 use crate::config::{Config, Discard};
-use crate::sync::atomic::Ordering;
-use crate::time::Patience;
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -151,7 +151,10 @@ impl Cache {
     /// Looks whether the files are where they belong.
     pub(super) fn look_for_files(&self, tell: &dyn Fn(FilesChange)) {
         let (missed, has_others) = (self.missed_files(), self.path_count() > 1);
-        self.presence.note(missed, self.config.path(), has_others).into_iter().for_each(tell);
+        self.directory_watch
+            .note(missed, self.config.path(), has_others)
+            .into_iter()
+            .for_each(tell);
     }
 
     /// Discards extents that were freed, until there is something more urgent.

@@ -5,17 +5,17 @@
 //! [`Cache::reclaim`].
 
 mod admission;
+mod background_signal;
 mod claim;
-mod doubts;
+mod directory_watch;
 mod flush;
 mod growth;
 mod log_limits;
 mod maintenance;
-mod orders;
-mod presence;
 mod quota;
 mod read;
 mod room;
+mod suspect_chunks;
 mod threads;
 mod write;
 mod writes;
@@ -24,23 +24,26 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 pub(crate) use admission::WriteBudget;
-pub(crate) use claim::{Begun, Claim};
-pub(crate) use doubts::{Doubts, Finding};
-pub(crate) use presence::FilesChange;
+pub(crate) use claim::{BeginOutcome, Claim};
+pub(crate) use directory_watch::FilesChange;
 pub(crate) use read::ReadHandle;
+pub(crate) use suspect_chunks::{Finding, SuspectChunks};
 pub(crate) use threads::CacheThread;
 pub(crate) use write::{RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
 pub(crate) use writes::RoomOf;
 
+use background_signal::BackgroundSignal;
+use directory_watch::DirectoryWatch;
 use log_limits::LogLimits;
-use orders::Orders;
-use presence::Presence;
 use writes::WritesInFlight;
 
-use crate::backlog::QueueShare;
-use crate::batch_completion::BatchItem;
-use crate::block::Extent;
-use crate::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::block::Extent;
+use crate::base::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::sync::Mutex;
+use crate::base::sync::SegQueue;
+use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use crate::batch::backlog::QueueShare;
+use crate::batch::responder::Responder;
 use crate::config::Config;
 use crate::engine::Waker;
 use crate::index::{Index, Purged};
@@ -48,20 +51,17 @@ use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::stats::Counters;
 use crate::store::Store;
-use crate::sync::Mutex;
-use crate::sync::SegQueue;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// A GET of one key.
 pub(crate) struct GetRequest {
-    pub(crate) item: BatchItem,
+    pub(crate) item: Responder,
     pub(crate) buffer: CallerBuffer,
     pub(crate) submitted: Instant,
 }
 
 /// A SET of one key.
 pub(crate) struct SetRequest {
-    pub(crate) item: BatchItem,
+    pub(crate) item: Responder,
     pub(crate) buffer: SourceBuffer,
     pub(crate) digest: Digest,
     pub(crate) key: Arc<str>,
@@ -82,19 +82,19 @@ pub(crate) struct Cache {
     pub(crate) store: Box<dyn Store>,
     pub(crate) counters: Counters,
     pub(crate) log_limits: LogLimits,
-    pub(crate) doubts: Doubts,
-    pub(crate) presence: Presence,
+    pub(crate) suspects: SuspectChunks,
+    pub(crate) directory_watch: DirectoryWatch,
     pub(crate) writes: WritesInFlight,
     /// Dropped after the files that it speaks of.
     pub(crate) open_store: OpenStore,
     /// Space is short.
-    maintenance: Orders<()>,
+    maintenance: BackgroundSignal<()>,
     /// Blocks of about the longest chunk of late.
     typical_blocks: AtomicU32,
     /// Bytes that room is needed for.
-    growth: Orders<u64>,
+    growth: BackgroundSignal<u64>,
     /// For the end of the flush thread alone.
-    flushes: Orders<()>,
+    flushes: BackgroundSignal<()>,
     /// Changes of records that are durable: all before this ticket.
     durable_changes: AtomicU64,
     has_flush_failed: AtomicBool,
@@ -120,10 +120,10 @@ impl Cache {
         open_store: OpenStore,
     ) -> Self {
         Self {
-            maintenance: Orders::default(),
+            maintenance: BackgroundSignal::default(),
             typical_blocks: AtomicU32::new(1),
-            growth: Orders::default(),
-            flushes: Orders::default(),
+            growth: BackgroundSignal::default(),
+            flushes: BackgroundSignal::default(),
             durable_changes: AtomicU64::new(0),
             has_flush_failed: AtomicBool::new(false),
             write_budget,
@@ -133,8 +133,8 @@ impl Cache {
             store,
             counters: Counters::default(),
             log_limits: LogLimits::default(),
-            doubts: Doubts::default(),
-            presence: Presence::default(),
+            suspects: SuspectChunks::default(),
+            directory_watch: DirectoryWatch::default(),
             writes: WritesInFlight::default(),
             open_store,
             reactors,

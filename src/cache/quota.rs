@@ -3,7 +3,7 @@
 use super::room::{ATTEMPTS, RoomMaking, STEPS_A_TURN, VICTIMS_A_STEP};
 use super::write::QuotaShare;
 use super::{Cache, SetRequest};
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::PoolId;
 use crate::key::Namespace;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Cache, GetRequest};
-use crate::index::{ChunkVersion, EnteredGet, Pin};
+use crate::index::{ChunkVersion, Pin, ReadOutcome};
 use crate::key::Digest;
 
 /// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
@@ -22,7 +22,7 @@ impl Cache {
         key: &str,
         now_ms: u64,
         request: GetRequest,
-    ) -> EnteredGet<GetRequest, ReadHandle> {
+    ) -> ReadOutcome<GetRequest, ReadHandle> {
         let length_bytes = request.buffer.length_bytes() as u64;
         let held = |pin| ReadHandle::new(self, pin);
         self.index.enter_get(digest, key, length_bytes, now_ms, request, held)
@@ -61,10 +61,10 @@ impl ReadHandle {
             self.discard();
             return false;
         }
-        if self.cache.doubts.are_there()
+        if self.cache.suspects.are_there()
             && let Some(version) = self.version()
         {
-            self.cache.doubts.remove(version.digest);
+            self.cache.suspects.remove(version.digest);
         }
         self.has_matched = expected.is_some();
         true

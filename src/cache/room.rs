@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::write::WriteHandle;
 use super::{Cache, SetRequest};
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::error::StoreError;
 use crate::evict::{Room, RoomSearch, Victim};
 use crate::index::Reservation;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::Cache;
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::join;
+use crate::base::sync::thread::{Builder, JoinHandle};
+use crate::base::thread::join;
 
 /// A running thread of a cache. Dropping it does not end it: that must do nothing in a fork, where the thread is not.
 pub(crate) struct CacheThread {

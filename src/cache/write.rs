@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use super::read::ReadHandle;
 use super::{Cache, GetRequest, SetRequest};
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::evict::PoolId;
-use crate::index::{ChunkFields, EnteredSet, Reservation, Resumed};
+use crate::index::{ChunkFields, ClaimOutcome, Reservation, Resumed};
 use crate::key::Digest;
 
 /// What to do next with operations that waited for a SET, in this order.
@@ -112,8 +112,8 @@ impl WriteHandle {
         cache.counters.set_stored.add(1);
         cache.counters.written_bytes.add(content.length_bytes);
         // They were about the chunk that this one replaces.
-        if cache.doubts.are_there() {
-            cache.doubts.remove(self.digest);
+        if cache.suspects.are_there() {
+            cache.suspects.remove(self.digest);
         }
         let publication = self.record.take().map(|record| (record, content));
         (content.generation, cache.end_set(self.digest, publication))
@@ -182,7 +182,7 @@ impl Drop for SupersedingWrite {
 
 impl Cache {
     /// SET: claims the right to write a key. Refused if another key has its digest.
-    pub(crate) fn claim(&self, now_ms: u64, request: SetRequest) -> EnteredSet<SetRequest> {
+    pub(crate) fn claim(&self, now_ms: u64, request: SetRequest) -> ClaimOutcome<SetRequest> {
         let key = Arc::clone(&request.key);
         self.index.enter_set(request.digest, &key, now_ms, request)
     }

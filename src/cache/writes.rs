@@ -1,6 +1,6 @@
 //! The chunks that are being written: their room cannot be taken, and comes back soon. A SET that finds no other room waits for it.
 
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// One part in so many of the capacity is being written at a time: what is being written cannot make room for others.
 const WRITTEN_PART: u64 = 4;

@@ -17,11 +17,11 @@ pub use options::{OPTIONS, OptionSpec};
 pub use tuning::Tuning;
 pub use values::{OptionValue, size_bytes};
 
+use crate::base::time::Clock;
 use crate::engine::{FileOperations, SystemFiles};
 use crate::error::ConfigError;
 use crate::key::Identity;
 use crate::lock::current_boot;
-use crate::time::Clock;
 
 /// Smallest capacity: room for an index and one useful data file.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;

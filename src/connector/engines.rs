@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::base::sync::Mutex;
 use crate::config::{Config, EngineChoice};
 use crate::engine::posix::PosixEngine;
 use crate::engine::uring::UringEngine;
@@ -10,7 +11,6 @@ use crate::engine::{EngineError, RegisteredMemory, Waker};
 use crate::error::OpenError;
 use crate::reactor::{MakeEngine, REACTORS_ABOVE_THREADS};
 use crate::store::DRIVE_DEPTH;
-use crate::sync::Mutex;
 
 /// Most threads that read and write, of all reactors together: a container's limit on processes has room for them.
 const MOST_THREADS: usize = 128;

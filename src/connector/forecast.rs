@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::opening::newest_of;
-use crate::block::Extent;
-use crate::capacity::Budget;
+use crate::base::block::Extent;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::error::OpenError;
@@ -19,6 +18,7 @@ use crate::format::superblock::{HEAD_BYTES, SuperblockCopy, tail_offset};
 use crate::index::{Sharing, StoredChunks, list_chunks};
 use crate::key::Digest;
 use crate::placement::{Placement, VolumeSet};
+use crate::space_account::SpaceAccount;
 use crate::store::chunk_files::evicted_by_open;
 use crate::store::data_files::{blocks_left_by_open, device_blocks, parts};
 use crate::store::device::{is_device, superblock_copies};
@@ -65,7 +65,7 @@ struct Found {
     path: PathBuf,
     id: StoreId,
     sharing: Sharing,
-    budget: Budget,
+    space: SpaceAccount,
     /// `None` where there is no store.
     store: Option<StoredChunks>,
 }
@@ -86,7 +86,7 @@ pub fn forecast_open(config: &Config) -> Result<Vec<OpenForecast>, OpenError> {
     let numbers = 0..config.paths.len();
     let all: Vec<Found> =
         numbers.map(|number| Found::look(config, number)).collect::<Result<_, _>>()?;
-    let placement = Placement::new(all.iter().map(|found| (found.id, found.budget.capacity_bytes)));
+    let placement = Placement::new(all.iter().map(|found| (found.id, found.space.capacity_bytes)));
     let newest = newest_of(all.iter().map(|found| found.sharing));
     let live = VolumeSet::first(all.len());
     let forecast = |(number, found): (usize, Found)| {
@@ -105,12 +105,12 @@ impl Found {
             Config::WHOLE_DEVICE => device_bytes(&path)?,
             bytes => bytes,
         };
-        let budget = Budget::new(capacity_bytes);
+        let space = SpaceAccount::new(capacity_bytes);
         let (mut id, mut sharing) = ([number as u8; 16], Sharing::Never);
         if let Some(store) = &store {
             (id, sharing) = store.membership()?;
         }
-        Ok(Self { path, id, sharing, budget, store })
+        Ok(Self { path, id, sharing, space, store })
     }
 
     /// Whether it was in use with others that went on without it.
@@ -132,7 +132,7 @@ impl Found {
         let chunks = read_chunks(&mut store)?;
         let now_ms = config.clock.now_ms();
         let oldest_ms = config.ttl.map_or(0, |ttl| now_ms.saturating_sub(ttl.as_millis() as u64));
-        let (budget, layout) = (self.budget, store.layout());
+        let (space, layout) = (self.space, store.layout());
         let directory = match layout {
             None => None,
             Some(_) => {
@@ -140,18 +140,18 @@ impl Found {
                 Some(Arc::new(opened.map_err(OpenError::io("open", &forecast.path))?))
             }
         };
-        let budget = match &directory {
-            Some(directory) => budget.with_floor(directory, config.min_free_bytes),
-            None => budget,
+        let space = match &directory {
+            Some(directory) => space.with_floor(directory, config.min_free_bytes),
+            None => space,
         };
-        let has_index = store.take_into(&budget)?;
+        let has_index = store.take_into(&space)?;
         let io_error = |error| OpenError::io("read", &forecast.path)(error);
         let blocks = match (&directory, layout) {
             (Some(directory), Some(Layout::Extents)) => {
                 let mean_use = || mean_use_by_file(&chunks);
-                Some(blocks_left_by_open(directory, &budget, mean_use).map_err(io_error)?)
+                Some(blocks_left_by_open(directory, &space, mean_use).map_err(io_error)?)
             }
-            (None, _) => Some(blocks_of_device(&forecast.path, &store, &budget)?),
+            (None, _) => Some(blocks_of_device(&forecast.path, &store, &space)?),
             _ => None,
         };
         let is_there = |extent: Extent| match &blocks {
@@ -175,7 +175,7 @@ impl Found {
         if let (Some(directory), Some(Layout::Files)) = (&directory, layout) {
             left.sort_by_key(|chunk| chunk.used_ms);
             let all: Vec<_> = left.iter().map(|chunk| (chunk.digest, chunk.extent)).collect();
-            let evicted = evicted_by_open(directory, &budget, &all)
+            let evicted = evicted_by_open(directory, &space, &all)
                 .map_err(OpenError::io("read", &forecast.path))?;
             left[..evicted].iter().for_each(|chunk| forecast.beyond_capacity.add(chunk));
         }
@@ -236,12 +236,12 @@ fn mean_use_by_file(chunks: &[Chunk]) -> HashMap<u32, u64> {
 fn blocks_of_device(
     path: &Path,
     store: &StoredChunks,
-    budget: &Budget,
+    space: &SpaceAccount,
 ) -> Result<HashMap<u32, u32>, OpenError> {
     let size_bytes = device_bytes(path)?;
     let data = store.device_data().unwrap_or_default();
     let data_bytes = data.end.min(size_bytes).saturating_sub(data.start);
     let marks_bytes = HEAD_BYTES + size_bytes - tail_offset(size_bytes);
-    let blocks = device_blocks(budget, data_bytes, marks_bytes);
+    let blocks = device_blocks(space, data_bytes, marks_bytes);
     Ok((0..).zip(parts(blocks).map(|(_, blocks)| blocks)).collect())
 }

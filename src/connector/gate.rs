@@ -1,7 +1,7 @@
 //! No submit is under way when the files are released.
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{RwLock, RwLockReadGuard};
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::{RwLock, RwLockReadGuard};
 
 /// Entered by every submit, and closed once. Whoever is inside is waited for.
 pub(super) struct Gate {

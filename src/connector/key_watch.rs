@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::volumes::Volumes;
+use super::volume::Volumes;
 use crate::index::{KeyEvent, KeyEvents, UntoldChunk};
 
 /// What was not taken yet.

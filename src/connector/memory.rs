@@ -1,7 +1,7 @@
 //! Registered memory.
 
 use super::{Connector, SubmitError};
-use crate::buffer::CallerBuffer;
+use crate::base::buffer::CallerBuffer;
 use crate::engine::MemoryHandle;
 
 impl Connector {

@@ -1,7 +1,6 @@
 //! The contract with LMCache: submit, drain, close. Everything here returns at once except `open` and `close`.
 
 mod admin;
-mod closing;
 mod engines;
 mod forecast;
 mod gate;
@@ -10,11 +9,9 @@ mod key_watch;
 mod memory;
 mod opening;
 mod removal;
-mod shutdown;
 mod status;
 mod submits;
 mod volume;
-mod volumes;
 
 use std::borrow::Cow;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -22,29 +19,28 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use closing::{close_all, close_started, on_thread};
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
 use gate::Gate;
 use key_watch::KeyWatch;
 pub use opening::format_device;
 use opening::{OpenedStore, open_all};
 pub use removal::Removal;
-pub use shutdown::Shutdown;
 use thiserror::Error;
-use volumes::{Volumes, Watch};
+pub use volume::Shutdown;
+use volume::{Volumes, Watch, close_all, close_started, on_thread};
 
-use crate::backlog::{Amount, Backlog};
-use crate::buffer::MemoryReturn;
-use crate::completion_queue::{Completion, CompletionQueue, CompletionQueues, KeepAlive};
+use crate::base::buffer::MemoryReturn;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::{Mutex, RwLockReadGuard};
+use crate::batch::backlog::{Amount, Backlog};
+use crate::batch::completion_queue::{Completion, CompletionQueue, CompletionQueues, KeepAlive};
+use crate::batch::failure::FailureReason;
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;
-use crate::failure::FailureReason;
 use crate::index::Recovery;
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLockReadGuard};
 
 /// How long `close` takes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);

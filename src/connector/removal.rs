@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::SubmitError;
+use crate::base::time::Patience;
 use crate::reactor::ReactorGroup;
-use crate::time::Patience;
 
 /// As long as LMCache waits for a delete of a native connector.
 const LONGEST_DELETE: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use super::Connector;
 use super::engines::describe;
 use super::volume::Volume;
-use crate::backlog::Amount;
+use crate::batch::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
 use crate::reactor::Latencies;
@@ -88,7 +88,7 @@ impl Connector {
             usage = shared.cache.store.usage();
             records = u64::from(index.used_records());
             (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
-            let kept = shared.cache.presence.reason().or_else(|| shared.cache.refusal());
+            let kept = shared.cache.directory_watch.reason().or_else(|| shared.cache.refusal());
             reason = kept.map(|reason| reason.to_string()).or_else(|| shared.health.reason());
         }
         let unreadable = || index.unreadable().map(|error| error.to_string());
@@ -114,8 +114,8 @@ impl Connector {
             records,
             index_pages_lost: index.lost_pages() as u64,
             allocated_bytes: usage.allocated_bytes,
-            capacity_bytes: volume.budget.capacity_bytes,
-            used_bytes: volume.budget.used_bytes(),
+            capacity_bytes: volume.space.capacity_bytes,
+            used_bytes: volume.space.used_bytes(),
             data_files: usage.data_files,
             queue_depth: queue_depth as u64,
             max_in_flight_bytes,

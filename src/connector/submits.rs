@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use super::removal::{Removal, not_removed};
 use super::{Connector, SubmitError};
-use crate::backlog::Amount;
-use crate::batch_completion::{Batch, BatchItem};
-use crate::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::buffer::{CallerBuffer, SourceBuffer};
+use crate::batch::backlog::Amount;
+use crate::batch::completion_queue::KeepAlive;
+use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::responder::{Batch, Responder};
 use crate::cache::{Claim, GetRequest, SetRequest};
-use crate::completion_queue::KeepAlive;
 use crate::error::StoreError;
-use crate::failure::{FailureCode, FailureReason};
-use crate::index::{EnteredGet, EnteredSet};
+use crate::index::{ClaimOutcome, ReadOutcome};
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, ReactorGroup};
 
@@ -45,14 +45,14 @@ impl Connector {
                 continue;
             }
             match shared.cache.open(digest, key, now_ms, request) {
-                EnteredGet::Hit(request, read) => {
+                ReadOutcome::Hit(request, read) => {
                     operations[number].push(Operation::Get(request, read));
                 }
-                EnteredGet::Miss(request) => {
+                ReadOutcome::Miss(request) => {
                     shared.cache.counters.get_misses.add(1);
                     request.item.miss();
                 }
-                EnteredGet::Waits => awaited[number].push(digest),
+                ReadOutcome::Waits => awaited[number].push(digest),
             }
         }
         self.volumes.push(operations);
@@ -125,16 +125,16 @@ impl Connector {
             }
             shared.cache.counters.set_queued.add(1);
             match shared.cache.claim(now_ms, request) {
-                EnteredSet::Ready(request) => {
+                ClaimOutcome::Ready(request) => {
                     operations[number].push(Operation::set(Claim::new(request, false)));
                 }
-                EnteredSet::Collides(request) => {
+                ClaimOutcome::Collides(request) => {
                     shared.cache.counters.hash_collision.add(1);
                     log::warn!("{}", collision(&key).message);
                     refuse(request, shared, collision(&key));
                 }
-                EnteredSet::Quarantined(request) => refuse(request, shared, collision(&key)),
-                EnteredSet::Waits => {}
+                ClaimOutcome::Quarantined(request) => refuse(request, shared, collision(&key)),
+                ClaimOutcome::Waits => {}
             }
         }
         self.volumes.push(operations);
@@ -176,7 +176,7 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let future_id = self.future_id();
-        let mut removed: Vec<Vec<BatchItem>> = Vec::new();
+        let mut removed: Vec<Vec<Responder>> = Vec::new();
         removed.resize_with(self.volumes.all.len(), Vec::new);
         let items = Batch::start(future_id, keys.len(), Box::new(()), &self.completions.common);
         for ((number, was_there), item) in self.remove_each(keys).into_iter().zip(items) {

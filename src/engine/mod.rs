@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use nix::sys::eventfd::EfdFlags;
 
-use crate::sync::EventFd;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::EventFd;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
 
 pub use files::{FileOperations, SystemFiles};
 pub(crate) use piece_memory::PieceMemory;

@@ -8,9 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::{Reaped, Transfer, Waker};
-use crate::sync::SegQueue;
-use crate::sync::thread::{self, Builder, JoinHandle};
-use crate::sync::{Condvar, Mutex};
+use crate::base::sync::SegQueue;
+use crate::base::sync::thread::{self, Builder, JoinHandle};
+use crate::base::sync::{Condvar, Mutex};
 
 /// Does a transfer, as [`super::Engine::submit`] says, and returns what [`Reaped::result`] is to be.
 pub(super) type Perform = unsafe fn(Transfer) -> i32;

@@ -16,9 +16,9 @@ use nix::sys::time::TimeSpec;
 
 use super::pool::{Done, Perform, Pool};
 use super::{Action, Engine, Reaped, Transfer, Waker};
+use crate::base::sync::SegQueue;
 use crate::engine::EngineError;
 use crate::format::names::FILE_MODE;
-use crate::sync::SegQueue;
 
 /// Most threads that read and write. Half of them are for reads: enough to keep a drive busy with transfers of some
 /// 100 KiB, and no more than a container's limit on processes has room for.

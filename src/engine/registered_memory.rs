@@ -12,9 +12,9 @@ use thiserror::Error;
 
 use super::buffer_table::{self, MAX_PIECE_BYTES, MAX_PIECES};
 use super::{Refusal, Waker};
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::system::fork::ClosedOnFork;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::system::fork::ClosedOnFork;
 
 /// How long rings are waited for. One that is late takes a change over before its next transfer all the same.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);

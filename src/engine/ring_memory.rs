@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Waker;
 use super::buffer_table;
 use super::registered_memory::{Piece, RegisteredMemory, State};
-use crate::sync::atomic::Ordering;
+use crate::base::sync::atomic::Ordering;
 
 /// A ring's share of what is registered. Dropped, the ring is waited for no more.
 pub(super) struct RingMemory {

@@ -17,9 +17,9 @@ use super::registered_memory::RegisteredMemory;
 use super::ring_memory::RingMemory;
 use super::ring_setup::{self, RingFlags};
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
+use crate::base::system::fork::ClosedOnFork;
 use crate::engine::EngineError;
 use crate::format::names::FILE_MODE;
-use crate::system::fork::ClosedOnFork;
 
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;

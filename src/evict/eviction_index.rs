@@ -12,7 +12,7 @@ use super::neighbours::{Victim, victim};
 use super::pool::{ChunkPool, PoolId, coldest, coldest_with};
 use super::quotas::Quotas;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::config::Eviction;
 
 /// Until which second a chunk is excluded that is pinned or being read: until its release.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 
 use super::{NodeId, Nodes};
-use crate::block::Extent;
+use crate::base::block::Extent;
 
 /// Most chunks of a piece.
 const PIECE: usize = 128;
@@ -150,7 +150,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::block::Extent;
+    use crate::base::block::Extent;
     use crate::evict::{ChunkNode, ChunkRef};
 
     fn add(map: &mut ExtentMap, nodes: &mut Nodes, (file, first_block): Start) -> NodeId {

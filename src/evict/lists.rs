@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
-use crate::block::Extent;
-use crate::segmented_vec::SegmentedVec;
-use crate::system::prefetch_line;
+use crate::base::block::Extent;
+use crate::base::segmented_vec::SegmentedVec;
+use crate::base::system::prefetch_line;
 
 const SEGMENT: usize = 1024;
 

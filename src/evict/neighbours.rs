@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::extent_map::ExtentMap;
 use super::{ChunkRef, NodeId, Nodes};
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::store::FreeSpace;
 
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::leases::Leases;
-use crate::block::BLOCK_BYTES;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::base::block::BLOCK_BYTES;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas(pub(super) Vec<(String, Arc<Quota>)>);

@@ -5,9 +5,9 @@ use super::extent_map::ExtentMap;
 use super::lists::NodesPart;
 use super::namespaces::{NamespaceId, Namespaces};
 use super::{ChunkNode, ChunkRef, NodeId};
-use crate::block::{BLOCK_BYTES, Extent};
-use crate::parallel::{OPENING, both, merged, on_threads};
-use crate::sync::Mutex;
+use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::parallel::{OPENING, both, merged, on_threads};
+use crate::base::sync::Mutex;
 
 /// Nodes that are brought into the processor's cache together.
 const PREFETCHED: usize = 64;

@@ -12,7 +12,7 @@ use super::lfu::Lfu;
 use super::lists::List;
 use super::s3fifo::{S3Fifo, SMALL_SHARE};
 use super::*;
-use crate::block::Extent;
+use crate::base::block::Extent;
 
 fn node(chunk: u32, blocks: u32, uses: u16) -> ChunkNode {
     let extent = Extent { file: 0, first_block: 0, blocks };

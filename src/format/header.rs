@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::names::StoreId;
 use super::record::{GENERATIONS_END, RECORD_BYTES};
 use super::{is_sealed, sealed};
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
 
 /// Version of the format of a store in a directory (docs/format.md).
 pub const FORMAT_VERSION: u32 = 1;

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::names::StoreId;
-use crate::checksum::crc32c;
+use crate::base::checksum::crc32c;
 
 /// Most volumes of a connector: the set of those that are live is a word.
 pub(crate) const MAX_VOLUMES: usize = 30;

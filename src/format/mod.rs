@@ -10,7 +10,7 @@ pub(crate) mod superblock;
 pub(crate) fn sealed<T: bytemuck::Pod>(mut value: T) -> T {
     let bytes = bytemuck::bytes_of_mut(&mut value);
     let (content, checksum) = bytes.split_at_mut(bytes.len() - size_of::<u32>());
-    checksum.copy_from_slice(&crate::checksum::crc32c(content).to_le_bytes());
+    checksum.copy_from_slice(&crate::base::checksum::crc32c(content).to_le_bytes());
     value
 }
 

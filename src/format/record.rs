@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::block::Extent;
-use crate::checksum::crc32c;
+use crate::base::block::Extent;
+use crate::base::checksum::crc32c;
 use crate::key::{Digest, MAX_KEY_BYTES};
 
 /// Longest chunk that any store takes; an eighth of the capacity bounds it as well.

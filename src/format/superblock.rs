@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::names::StoreId;
 use super::sealed;
-use crate::block::{BLOCK_BYTES, MIB};
+use crate::base::block::{BLOCK_BYTES, MIB};
 
 /// Version of the format of a store on a block device (docs/format.md).
 pub const DEVICE_FORMAT_VERSION: u32 = 1;

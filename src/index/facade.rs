@@ -7,12 +7,12 @@ use std::sync::Arc;
 use super::file::record_writer::{RecordWriter, WriterEvent};
 use super::file::table::Reservation;
 use super::memory::map::Index;
+use crate::base::log_limit::LogLimit;
+use crate::base::time::Patience;
 use crate::error::StoreError;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
-use crate::log_limit::LogLimit;
 use crate::store::IndexShare;
-use crate::time::Patience;
 
 /// Changes of records on their way into the file. They are numbered: a ticket is behind all that were queued before it.
 impl<G, S> Index<G, S> {
@@ -30,11 +30,11 @@ impl<G, S> Index<G, S> {
     }
 
     pub(crate) fn queued_changes(&self) -> u64 {
-        self.table.changes.progress.ticket()
+        self.table.changes.sequencer.ticket()
     }
 
     pub(crate) fn written_changes(&self) -> u64 {
-        self.table.changes.progress.done()
+        self.table.changes.sequencer.done()
     }
 
     /// Ticket behind the last change that is to be durable: uses alone are not.
@@ -48,18 +48,18 @@ impl<G, S> Index<G, S> {
     }
 
     pub(crate) fn are_written(&self, ticket: u64) -> bool {
-        self.table.changes.progress.is_done(ticket)
+        self.table.changes.sequencer.is_done(ticket)
     }
 
     /// Waits until they are written, or `patience` is over, and says whether they are: not if nobody writes any more, or the file
     /// refuses them.
     pub(crate) fn wait_until_written(&self, ticket: u64, patience: Option<&mut Patience>) -> bool {
-        self.table.changes.progress.wait(ticket, patience)
+        self.table.changes.sequencer.wait(ticket, patience)
     }
 
     /// Why the file takes no change, if so. Then nothing is stored or deleted.
     pub(crate) fn write_refusal(&self) -> Option<Arc<str>> {
-        self.table.changes.progress.refusal()
+        self.table.changes.sequencer.refusal()
     }
 
     /// Whether the record of the chunk with this generation could not be written. It is forgotten then.
@@ -69,7 +69,7 @@ impl<G, S> Index<G, S> {
 
     /// Nobody waits for changes any more.
     pub(crate) fn abandon_changes(&self) {
-        self.table.changes.progress.end();
+        self.table.changes.sequencer.end();
     }
 }
 

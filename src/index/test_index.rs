@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::capacity::Budget;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::evict::Quotas;
@@ -14,6 +13,7 @@ use crate::index::file::index_file::IndexPlace;
 use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::mapping::Mapping;
 use crate::index::memory::map::Index;
+use crate::space_account::SpaceAccount;
 use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
 
@@ -22,13 +22,13 @@ pub(crate) fn open<G: Send, S: Send>(
     config: &Config,
     quotas: &Quotas,
 ) -> (Index<G, S>, Box<dyn Store>) {
-    let budget = Arc::new(Budget::new(config.capacity_bytes()));
+    let space = Arc::new(SpaceAccount::new(config.capacity_bytes()));
     let directory = Arc::new(Directory::open(config.path()).unwrap());
     let files = find_files(&directory, || None).unwrap();
     let found = LockedIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
-    let unread = found.take_over(&budget, config.clock.now_ms()).unwrap();
+    let unread = found.take_over(&space, config.clock.now_ms()).unwrap();
     let mean_uses = || unread.mean_use_by_file();
-    let store = ExtentStore::open(&directory, files, Arc::clone(&budget), mean_uses).unwrap();
+    let store = ExtentStore::open(&directory, files, Arc::clone(&space), mean_uses).unwrap();
     let index = unread.recover(&store, config, quotas).index;
     (index, Box::new(store))
 }
@@ -49,7 +49,7 @@ impl<G, S> Index<G, S> {
         let mut changes = Vec::new();
         self.table.changes.take(&mut changes);
         self.table.make_in_order(&changes, &|_| ());
-        self.table.changes.progress.note_done(changes.len() as u64);
+        self.table.changes.sequencer.note_done(changes.len() as u64);
     }
 
     /// From here on changes are queued, and nobody writes them.

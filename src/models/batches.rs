@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::{explore, spawn};
-use crate::batch_completion::{Batch, BatchItem};
-use crate::completion_queue::{Completion, CompletionQueue};
+use crate::batch::completion_queue::{Completion, CompletionQueue};
+use crate::batch::responder::{Batch, Responder};
 
-fn started(size: usize) -> (Arc<CompletionQueue>, Vec<BatchItem>) {
+fn started(size: usize) -> (Arc<CompletionQueue>, Vec<Responder>) {
     let queue = Arc::new(CompletionQueue::new().unwrap());
     let items = Batch::start(7, size, Box::new(()), &queue).collect();
     (queue, items)
@@ -22,7 +22,7 @@ fn taken(queue: &CompletionQueue) -> Vec<Completion> {
 fn one_completion_has_the_answers_of_all_threads() {
     explore(|| {
         let (queue, items) = started(3);
-        let answer = |item: BatchItem, number: usize| match number {
+        let answer = |item: Responder, number: usize| match number {
             0 => item.succeed(),
             1 => item.miss(),
             _ => item.succeed(),

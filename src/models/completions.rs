@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{explore, spawn};
-use crate::completion_queue::{Completion, CompletionQueue};
+use crate::batch::completion_queue::{Completion, CompletionQueue};
 
 fn completion(future_id: u64) -> Completion {
     Completion {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{explore, spawn};
-use crate::progress::Progress;
-use crate::sync::{Condvar, Mutex};
+use crate::base::sequencer::Sequencer;
+use crate::base::sync::{Condvar, Mutex};
 
 /// Two threads wait for one each, and `give` adds two.
 fn two_take_what_is_given(give: fn(&Mutex<u32>, &Condvar)) {
@@ -47,18 +47,18 @@ fn one_notification_each_is_enough() {
 }
 
 #[test]
-fn progress_is_seen_by_whoever_waits_for_it() {
+fn sequencer_is_seen_by_whoever_waits_for_it() {
     explore(|| {
-        let progress = Arc::new(Progress::default());
-        progress.note_queued();
-        progress.note_queued();
-        let ticket = progress.ticket();
+        let sequencer = Arc::new(Sequencer::default());
+        sequencer.note_queued();
+        sequencer.note_queued();
+        let ticket = sequencer.ticket();
         let waiting = spawn({
-            let progress = Arc::clone(&progress);
-            move || progress.wait(ticket, None)
+            let sequencer = Arc::clone(&sequencer);
+            move || sequencer.wait(ticket, None)
         });
-        progress.note_done(1);
-        progress.note_done(1);
+        sequencer.note_done(1);
+        sequencer.note_done(1);
         assert!(waiting.join().unwrap());
     });
 }

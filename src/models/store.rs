@@ -7,8 +7,8 @@ use std::time::Duration;
 use shuttle::rand::{Rng, thread_rng};
 use tempfile::TempDir;
 
-use crate::buffer::{AlignedBlock, CallerBuffer};
-use crate::completion_queue::Completion;
+use crate::base::buffer::{AlignedBlock, CallerBuffer};
+use crate::batch::completion_queue::Completion;
 use crate::config::{Config, MIN_CAPACITY_BYTES};
 use crate::connector::Connector;
 use crate::engine::posix::perform;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{explore, spawn};
+use crate::base::sync::SegQueue;
 use crate::engine::Waker;
-use crate::sync::SegQueue;
 
 #[test]
 fn published_work_wakes_the_sleeper() {

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::backlog::QueueShare;
-use crate::batch_completion::BatchItem;
+use crate::batch::backlog::QueueShare;
+use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::responder::Responder;
 use crate::cache::Cache;
-use crate::failure::{FailureCode, FailureReason};
 
 /// Answers that wait for changes of records.
 #[derive(Default)]
@@ -20,17 +20,17 @@ pub(super) struct WaitingAnswers {
 pub(crate) enum Answer {
     /// Of a SET, whose chunk got a record with this generation, or none.
     Stored {
-        item: BatchItem,
+        item: Responder,
         share: Arc<QueueShare>,
         generation: Option<u64>,
     },
-    Removed(Vec<BatchItem>),
+    Removed(Vec<Responder>),
 }
 
 impl Answer {
     pub(super) fn give(self, cache: &Cache) {
         match self {
-            Self::Removed(items) => items.into_iter().for_each(BatchItem::succeed),
+            Self::Removed(items) => items.into_iter().for_each(Responder::succeed),
             Self::Stored { generation: Some(generation), .. }
                 if cache.index.has_lost_record(generation) =>
             {

@@ -15,14 +15,14 @@ use super::io_error_policy::{
     Attempt, ErrorAction, Failure, FaultScope, Request, is_interruption, is_unsupported, scope_of,
 };
 use super::piece::{MAX_ATTEMPTS, PieceTarget};
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::system::fork::ClosedOnFork;
 use crate::cache::Cache;
 use crate::directory::{Directory, check_opened, make_private, refusal_of};
 use crate::engine::{Action, Transfer};
 use crate::error::StoreError;
 use crate::schedule::Grant;
 use crate::store::Store;
-use crate::system::fork::ClosedOnFork;
 
 /// Tokens from here on are those of requests for chunk files; the rest of them is the operation's id.
 pub(super) const CHUNK_FILE_TOKENS: usize = 1 << 62;

@@ -24,9 +24,9 @@ use super::io_error_policy::Direction;
 use super::io_error_policy::{Failure, Request, is_cancellation};
 use super::operation::{Active, Operation, Stage};
 use super::state::Reactor;
+use crate::base::sync::atomic::Ordering;
 use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
-use crate::sync::atomic::Ordering;
 
 /// Token of every sync; pieces have small ones.
 pub(super) const SYNC_TOKEN: usize = usize::MAX >> 1;

@@ -11,7 +11,7 @@ use super::ReactorGroup;
 use super::io_error_policy::Direction;
 use super::io_error_policy::{Attempt, Failure, Request, merits_retry};
 use super::piece::{Piece, PieceProgress, PieceState};
-use crate::buffer::BouncePool;
+use crate::base::buffer::BouncePool;
 use crate::engine::{Engine, EngineError, Requests};
 use crate::schedule::Grant;
 

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use super::ReactorGroup;
 use super::io_error_policy::Direction;
+use crate::base::sync::atomic::Ordering;
 use crate::config::Durability;
 use crate::engine::SyncListener;
-use crate::sync::atomic::Ordering;
 
 /// For each reactor, how many of its syncs have to have come back, and the number from which on those of other threads need not.
 pub(super) struct SyncsUnderWay {

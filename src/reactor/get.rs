@@ -76,7 +76,7 @@ fn judge_failed_read(
     });
     let finding = finding.map(|version| {
         let successes = health.successes(Direction::Read);
-        cache.doubts.add(version, action == ErrorAction::Doubt, successes, Instant::now())
+        cache.suspects.add(version, action == ErrorAction::Doubt, successes, Instant::now())
     });
     let is_dropped = action == ErrorAction::Drop || finding == Some(Finding::Unreadable);
     cache.log_limits.reads.log(cache.config.path(), 1, || {
@@ -87,7 +87,7 @@ fn judge_failed_read(
         return ReadOutcome::Nothing(version.filter(|_| finding == Some(Finding::New)));
     }
     if let Some(version) = version {
-        cache.doubts.remove(version.digest);
+        cache.suspects.remove(version.digest);
     }
     read.discard();
     cache.counters.read_dropped.add(1);

@@ -11,13 +11,13 @@ use super::limits::{self, CHECKSUM_TURN_BYTES};
 use super::operation::Operation;
 use super::pending::Pending;
 use super::responsiveness::Responsiveness;
+use crate::base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use crate::base::sync::{Condvar, Mutex};
+use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::Cache;
-use crate::completion_queue::CompletionQueues;
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::{Elsewhere, Limits, Scheduler};
-use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct ReactorGroup {

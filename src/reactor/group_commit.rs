@@ -1,7 +1,7 @@
 //! A group of SETs that become durable together: its members, and how far it is.
 
 use super::failed_syncs::SyncsUnderWay;
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::config::Layout;
 
 /// Files that SETs of one reactor keep open until they are durable: enough to share a sync, and far from what a process may

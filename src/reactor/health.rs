@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::mpsc::Sender;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::mpsc::Sender;
 
 use super::io_error_policy::{
     Attempt, DeviceState, Direction, Failure, FaultScope, Request, error_of, scope_of,
@@ -261,7 +261,7 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use crate::sync::mpsc::{Receiver, channel};
+    use crate::base::sync::mpsc::{Receiver, channel};
 
     use super::*;
 

@@ -10,8 +10,8 @@ use libc::{
     ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
+use crate::batch::failure::{FailureCode, FailureReason};
 use crate::error::StoreError;
-use crate::failure::{FailureCode, FailureReason};
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.
 pub(super) const END_OF_FILE: i32 = 0;

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use super::latency::Latencies;
+use crate::base::sync::Mutex;
+use crate::base::sync::SegQueue;
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::engine::Waker;
 use crate::key::Digest;
 use crate::schedule::{Elsewhere, InFlight, Scheduler};
-use crate::sync::Mutex;
-use crate::sync::SegQueue;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Lane {
     /// Keys whose SETs are to be promoted, as GETs wait for them.

@@ -7,12 +7,12 @@ use std::time::Instant;
 use super::chunk_file::ChunkFile;
 use super::io_error_policy::Failure;
 use super::latency::Timeline;
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::batch::failure::FailureReason;
 use crate::cache::{
     Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SetRequest, SupersedingWrite, WriteHandle,
 };
 use crate::config::Checksum;
-use crate::failure::FailureReason;
 use crate::index::Resumed;
 use crate::key::Digest;
 use crate::schedule::{Class, Ticket};

@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use super::operation::Operation;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicUsize, Ordering};
 use crate::key::Digest;
 use crate::schedule::{Line, Queue};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Reactor that are queued, or taken out, under one lock: some ten microseconds.
 const MOST_AT_A_TIME: usize = 256;

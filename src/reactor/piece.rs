@@ -7,9 +7,9 @@
 use std::os::fd::RawFd;
 
 use super::io_error_policy::{Request, is_interruption};
-use crate::block::BLOCK_BYTES;
-use crate::buffer::{BouncePool, CallerBuffer};
-use crate::checksum::{crc64, placed};
+use crate::base::block::BLOCK_BYTES;
+use crate::base::buffer::{BouncePool, CallerBuffer};
+use crate::base::checksum::{crc64, placed};
 use crate::engine::{Held, PieceMemory, Place};
 use crate::schedule::Grant;
 use crate::store::Geometry;

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A drive is silent if a transfer is under way for so long, and none of its kind has come back meanwhile.
 pub(super) const SILENCE: Duration = Duration::from_secs(4);

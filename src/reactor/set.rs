@@ -10,9 +10,9 @@ use super::io_error_policy::{ErrorAction, Failure, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
 use super::state::Reactor;
-use crate::cache::{Begun, Claim, RoomOf, Waiting};
+use crate::batch::failure::{FailureCode, FailureReason};
+use crate::cache::{BeginOutcome, Claim, RoomOf, Waiting};
 use crate::error::StoreError;
-use crate::failure::{FailureCode, FailureReason};
 use crate::index::Resumed;
 use crate::schedule::Grant;
 
@@ -93,7 +93,7 @@ impl Reactor {
             return true;
         }
         let cache = &self.group.cache;
-        let missed = cache.presence.reason().map(|reason| {
+        let missed = cache.directory_watch.reason().map(|reason| {
             format!(
                 "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
             )
@@ -111,29 +111,29 @@ impl Reactor {
         let begun = set.claim.begin(&self.group.cache, limit_bytes, now, behind);
         self.processed_bytes += (set.claim.compared_bytes - before) as u64;
         match begun {
-            Begun::Write(write) => {
+            BeginOutcome::Write(write) => {
                 set.stage = Stage::Writing(write);
                 self.release_next(grant.id);
                 return true;
             }
-            Begun::AwaitingRoom { changes, room } => {
+            BeginOutcome::AwaitingRoom { changes, room } => {
                 // Also room that a sync of the index gives back.
                 self.commit.is_to_free = true;
                 self.take_off(grant);
                 self.await_room(grant.id, room, changes);
             }
-            Begun::Comparing => self.put_back(grant),
-            Begun::MakingRoom => {
+            BeginOutcome::Comparing => self.put_back(grant),
+            BeginOutcome::MakingRoom => {
                 self.processed_bytes += CHECKSUM_TURN_BYTES;
                 self.put_back(grant);
             }
-            Begun::Growing => {
+            BeginOutcome::Growing => {
                 self.put_back(grant);
                 self.scheduler.hold_sets(true);
                 self.awaits_growth = true;
             }
-            Begun::Unwritten => self.finish_unwritten(grant, None),
-            Begun::Refused(error) => {
+            BeginOutcome::Unwritten => self.finish_unwritten(grant, None),
+            BeginOutcome::Refused(error) => {
                 self.commit.is_to_free = true;
                 if let StoreError::Grow { source, .. } = &error {
                     // One without an errno is an error of the device too.

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::limits::{BEGUN_TURN_BYTES, CHECKSUM_TURN_BYTES};
 use super::state::Reactor;
+use crate::base::sync::atomic::Ordering;
 use crate::engine::EngineError;
 use crate::schedule::Grant;
-use crate::sync::atomic::Ordering;
 
 impl Reactor {
     /// Starts what the scheduler allows now. Says whether it stopped before the end, as the turn is over.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::ReactorGroup;
 use super::state::Reactor;
+use crate::base::sync::Mutex;
+use crate::base::sync::mpsc::{self, Receiver};
+use crate::base::sync::thread::{Builder, JoinHandle};
+use crate::base::thread;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::ChunkVersion;
-use crate::sync::Mutex;
-use crate::sync::mpsc::{self, Receiver};
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread;
 
 /// Makes the engine of a reactor, with a queue depth and the waker that ends its waits.
 pub(crate) type MakeEngine =

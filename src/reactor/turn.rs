@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::state::Reactor;
 use super::threads::ReactorEnd;
+use crate::base::sync::atomic::Ordering;
+use crate::base::time::Patience;
 use crate::engine::EngineError;
-use crate::sync::atomic::Ordering;
-use crate::time::Patience;
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);

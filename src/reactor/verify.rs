@@ -71,7 +71,7 @@ impl Verification {
                     self.in_flight = Some(next);
                     return Some(read);
                 }
-                None => cache.doubts.remove(next.version.digest),
+                None => cache.suspects.remove(next.version.digest),
             }
         }
     }

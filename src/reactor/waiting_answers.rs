@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::ReactorGroup;
 use super::answer::Answer;
 use super::io_error_policy::is_of_path;
-use crate::failure::{FailureCode, FailureReason};
+use crate::base::sync::atomic::Ordering;
+use crate::batch::failure::{FailureCode, FailureReason};
 use crate::index::{RecordWriter, WriterEvent};
-use crate::sync::atomic::Ordering;
 
 /// The index takes no change, for this reason.
 fn unavailable(refusal: &str) -> FailureReason {

@@ -8,7 +8,7 @@ mod bad_extents;
 use std::collections::VecDeque;
 
 use super::runs::Runs;
-use crate::block::Extent;
+use crate::base::block::Extent;
 
 #[derive(Clone, Copy, Debug)]
 struct FileSpace {

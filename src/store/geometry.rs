@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::drives::{numa_node, queue_depth};
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::system::{block_device, files};
 use crate::directory::set_flags;
-use crate::system::{block_device, files};
 
 /// Alignment taken where the kernel does not tell: no device in use asks for more.
 const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;

@@ -18,11 +18,11 @@ pub(crate) use drives::DRIVE_DEPTH;
 pub use geometry::Geometry;
 pub(crate) use sizes::{IndexShare, index_share_bytes};
 
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::log_limit::LogLimit;
 use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::key::Digest;
-use crate::log_limit::LogLimit;
 
 /// Where the bytes of a chunk are.
 #[derive(Debug)]

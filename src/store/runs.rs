@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::block::Extent;
+use crate::base::block::Extent;
 
 /// Blocks, as runs that neither overlap nor touch.
 #[derive(Debug, Default)]

@@ -1,9 +1,9 @@
 //! How long data files are, what they take on disk, and what they leave to the index.
 
-use crate::block::{BLOCK_BYTES, MIB};
-use crate::capacity::Budget;
+use crate::base::block::{BLOCK_BYTES, MIB};
 use crate::error::StoreError;
 use crate::format::record::MAX_CHUNK_BYTES;
+use crate::space_account::SpaceAccount;
 
 /// Where the file system is short of space, a data file may be as small as this.
 pub(super) const SMALLEST_FILE_BYTES: u64 = 16 * MIB;
@@ -27,18 +27,18 @@ pub(crate) trait IndexShare {
 }
 
 /// Bytes that a chunk may have which fits the next data file in any case, if the file system has them.
-pub(super) fn assured_file_bytes(budget: &Budget) -> u64 {
-    let left_bytes = budget.left_bytes();
+pub(super) fn assured_file_bytes(space: &SpaceAccount) -> u64 {
+    let left_bytes = space.left_bytes();
     let fitting = file_bytes_within(left_bytes.saturating_sub(index_share_bytes(left_bytes)));
-    longest_chunk_bytes(budget.capacity_bytes).min(fitting)
+    longest_chunk_bytes(space.capacity_bytes).min(fitting)
 }
 
 /// Bytes that the next data file would have if the file system has them: the longest chunk fits; more where that would make
 /// over 256 open files, or what the capacity leaves. 0 if that is not worth a file.
-pub(super) fn next_file_bytes(budget: &Budget) -> u64 {
-    let capacity_bytes = budget.capacity_bytes;
+pub(super) fn next_file_bytes(space: &SpaceAccount) -> u64 {
+    let capacity_bytes = space.capacity_bytes;
     let wanted = longest_chunk_bytes(capacity_bytes).max(capacity_bytes / 256);
-    let left_bytes = budget.left_bytes();
+    let left_bytes = space.left_bytes();
     let fitting = wanted.min(file_bytes_within(left_bytes - left_bytes.div_ceil(INDEX_PART)));
     if fitting < (capacity_bytes / 64).min(SMALLEST_FILE_BYTES) { 0 } else { fitting }
 }
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn data_files_take_the_longest_chunk() {
         let lengths = |capacity_bytes| {
-            let file_bytes = next_file_bytes(&Budget::new(capacity_bytes));
+            let file_bytes = next_file_bytes(&SpaceAccount::new(capacity_bytes));
             (longest_chunk_bytes(capacity_bytes) / MIB, file_bytes / MIB)
         };
         assert_eq!(lengths(256 * MIB), (64, 64));

@@ -13,19 +13,19 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use super::*;
-use crate::backlog::{Amount, Backlog};
-use crate::batch_completion::Batch;
-use crate::block::BLOCK_BYTES;
-use crate::buffer::{CallerBuffer, SourceBuffer};
-use crate::cache::{Begun, Claim, GetRequest, ReadHandle};
-use crate::completion_queue::CompletionQueue;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::time::Clock;
+use crate::batch::backlog::{Amount, Backlog};
+use crate::batch::completion_queue::CompletionQueue;
+use crate::batch::responder::Batch;
+use crate::cache::{BeginOutcome, Claim, GetRequest, ReadHandle};
 use crate::config::{Checksum, Config, Eviction};
 use crate::engine::Waker;
 use crate::evict::Quotas;
-use crate::index::{EnteredGet, EnteredSet, logged, test_index};
+use crate::index::{ClaimOutcome, ReadOutcome, logged, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
-use crate::time::Clock;
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;
@@ -122,7 +122,7 @@ impl Still {
             submitted: Instant::now(),
             share: Arc::new(share),
         };
-        let EnteredSet::Ready(request) = self.cache.claim(1, request) else {
+        let ClaimOutcome::Ready(request) = self.cache.claim(1, request) else {
             panic!("nobody else writes");
         };
         let counters = &self.cache.counters;
@@ -133,10 +133,10 @@ impl Still {
             self.most_in_a_turn = self.most_in_a_turn.max(now - last);
             last = now;
             match begun {
-                Begun::Write(write) => return Ok((claim, write)),
-                Begun::MakingRoom => self.unfinished_turns += 1,
-                Begun::Growing => {}
-                Begun::Refused(error) => {
+                BeginOutcome::Write(write) => return Ok((claim, write)),
+                BeginOutcome::MakingRoom => self.unfinished_turns += 1,
+                BeginOutcome::Growing => {}
+                BeginOutcome::Refused(error) => {
                     assert!(self.cache.end_set(claim.request.digest, None).is_empty());
                     return Err(error);
                 }
@@ -170,15 +170,15 @@ impl Still {
         let item = items.next().unwrap();
         let request = GetRequest { item, buffer, submitted: Instant::now() };
         let found = match self.cache.open(Digest::of(&key), &key, 1, request) {
-            EnteredGet::Hit(request, handle) => {
+            ReadOutcome::Hit(request, handle) => {
                 request.item.succeed();
                 Some(handle)
             }
-            EnteredGet::Miss(request) => {
+            ReadOutcome::Miss(request) => {
                 request.item.miss();
                 None
             }
-            EnteredGet::Waits => panic!("nobody writes"),
+            ReadOutcome::Waits => panic!("nobody writes"),
         };
         self.completions.drain(&mut Vec::new());
         found

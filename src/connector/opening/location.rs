@@ -8,12 +8,12 @@ use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
 
-use crate::capacity::Budget;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::OpenError;
 use crate::index::{IndexPlace, LockedIndex, UnreadIndex, owner_in_directory, owner_on_device};
+use crate::space_account::SpaceAccount;
 use crate::store::Store;
 use crate::store::chunk_files::FileStore;
 use crate::store::data_files::{ExtentStore, FoundFile, find_files};
@@ -106,11 +106,11 @@ impl LockedStore {
 
 impl Location {
     /// The account of what the store takes. What is free on a device is nobody else's: it needs no floor.
-    pub(crate) fn budget(&self, config: &Config) -> Budget {
-        let budget = Budget::new(config.capacity_bytes());
+    pub(crate) fn space(&self, config: &Config) -> SpaceAccount {
+        let space = SpaceAccount::new(config.capacity_bytes());
         match self {
-            Self::Directory(directory) => budget.with_floor(directory, config.min_free_bytes),
-            Self::Device(_) => budget,
+            Self::Directory(directory) => space.with_floor(directory, config.min_free_bytes),
+            Self::Device(_) => space,
         }
     }
 
@@ -118,23 +118,23 @@ impl Location {
         &self,
         config: &Config,
         files: Option<Vec<FoundFile>>,
-        budget: &Arc<Budget>,
+        space: &Arc<SpaceAccount>,
         index: &UnreadIndex,
         wakers: &[Arc<Waker>],
     ) -> Result<Box<dyn Store>, OpenError> {
-        let (budget, progress) = (Arc::clone(budget), index.progress());
+        let (space, progress) = (Arc::clone(space), index.sequencer());
         Ok(match (self, files) {
             (Self::Directory(directory), Some(files)) => {
-                Box::new(ExtentStore::open(directory, files, budget, || index.mean_use_by_file())?)
+                Box::new(ExtentStore::open(directory, files, space, || index.mean_use_by_file())?)
             }
             (Self::Directory(directory), None) => {
                 // Its thread does nothing else.
                 let are_cleared = Box::new(move || progress.wait_out(progress.ticket()));
-                Box::new(FileStore::open(directory, budget, wakers.to_vec(), are_cleared)?)
+                Box::new(FileStore::open(directory, space, wakers.to_vec(), are_cleared)?)
             }
             (Self::Device(device), _) => {
                 let are_cleared = Box::new(move || progress.wait(progress.ticket(), None));
-                Box::new(ExtentStore::on_device(device, budget, config.discard, are_cleared))
+                Box::new(ExtentStore::on_device(device, space, config.discard, are_cleared))
             }
         })
     }

@@ -14,17 +14,17 @@ use comparison::{PathState, check_paths, compare, missing_paths};
 pub(super) use location::LockedStore;
 pub use location::format_device;
 
-use super::closing::close_started;
+use super::volume::close_started;
+use super::volume::{Unavailable, Volumes};
 use super::volume::{Volume, VolumeContext};
-use super::volumes::{Unavailable, Volumes};
-use crate::completion_queue::CompletionQueues;
+use crate::base::parallel::{OPENING, on_threads};
+use crate::base::sync::Mutex;
+use crate::base::sync::mpsc::{Receiver, channel};
+use crate::batch::completion_queue::CompletionQueues;
 use crate::config::Config;
 use crate::engine::WatchedFiles;
 use crate::error::OpenError;
-use crate::parallel::{OPENING, on_threads};
 use crate::reactor::{Alarm, MakeEngine, is_gone};
-use crate::sync::Mutex;
-use crate::sync::mpsc::{Receiver, channel};
 
 /// The volumes of a store, all of which run.
 pub(super) struct OpenedStore {

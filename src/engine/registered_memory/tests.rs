@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write as _;
 
 use super::*;
-use crate::buffer::AlignedBlock;
+use crate::base::buffer::AlignedBlock;
 use crate::engine::uring::UringEngine;
 use crate::engine::{Action, Engine, Transfer};
 

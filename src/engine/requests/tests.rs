@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
-use crate::block::BLOCK_BYTES;
-use crate::buffer::{AlignedBlock, BouncePool, CallerBuffer};
+use crate::base::block::BLOCK_BYTES;
+use crate::base::buffer::{AlignedBlock, BouncePool, CallerBuffer};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 

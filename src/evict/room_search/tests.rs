@@ -1,7 +1,7 @@
 //! Which chunks are chosen to go for room, where more than one choice makes it.
 
 use super::*;
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::config::Eviction;
 use crate::evict::{ChunkRef, Quotas};
 use crate::key::Namespace;

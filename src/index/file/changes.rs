@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::sequencer::Sequencer;
+use crate::base::sync::SegQueue;
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use crate::base::sync::{Condvar, IS_MODELLED, Mutex};
 use crate::format::record::Record;
-use crate::progress::Progress;
-use crate::sync::SegQueue;
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use crate::sync::{Condvar, IS_MODELLED, Mutex};
 
 /// Parts of [`Unwritten`], each behind a lock.
 const PARTS: usize = if IS_MODELLED { 2 } else { 64 };
@@ -46,7 +46,7 @@ pub(crate) struct Changes {
     ends: Mutex<bool>,
     notified: Condvar,
     pub(in crate::index) unwritten: Unwritten,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) sequencer: Arc<Sequencer>,
     /// Ticket behind the last change that freed an extent.
     freed: AtomicU64,
     /// Ticket behind the last change that is to be durable: uses alone are not.
@@ -94,10 +94,10 @@ impl Changes {
             self.unwritten.insert(*slot, Arc::clone(record));
         }
         // Before it is there: a ticket taken afterwards is behind it.
-        let number = self.progress.note_queued();
+        let number = self.sequencer.note_queued();
         self.queue.push(change);
         if frees {
-            self.freed.fetch_max(self.progress.ticket(), Ordering::SeqCst);
+            self.freed.fetch_max(self.sequencer.ticket(), Ordering::SeqCst);
         }
         if is_lasting {
             self.lasting.fetch_max(number, Ordering::SeqCst);

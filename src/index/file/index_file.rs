@@ -20,15 +20,15 @@ pub(crate) use opening::{IndexPlace, owner_in_directory, owner_on_device};
 
 use super::index_bytes::IndexBytes;
 use super::mapping::Mapping;
-use crate::capacity::Budget;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::system::fork::ClosedOnFork;
 use crate::directory::{Directory, make_private};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header, LENGTH_OFFSET, Length};
 use crate::format::record::RECORD_BYTES;
+use crate::space_account::SpaceAccount;
 use crate::store::device::{BlockDevice, new_store_id};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::system::fork::ClosedOnFork;
 
 const MAX_MAP_BYTES: u64 = 1 << 40;
 /// Longest step by which a part of a device grows: it is zeroed while a SET waits.
@@ -170,27 +170,35 @@ impl IndexFile {
     }
 
     /// Of a file that was cut short: removes what is left of a record, which would come back when the file grows. Then lengthens
-    /// it by what is missing of a step, if `budget` has that. Returns how long it is.
-    pub(in crate::index) fn repair_end(&self, length: u64, budget: &Budget) -> io::Result<u64> {
+    /// it by what is missing of a step, if `space` has that. Returns how long it is.
+    pub(in crate::index) fn repair_end(
+        &self,
+        length: u64,
+        space: &SpaceAccount,
+    ) -> io::Result<u64> {
         let records_bytes = (length - HEADER_BYTES) / RECORD_BYTES as u64 * RECORD_BYTES as u64;
         let whole = HEADER_BYTES + records_bytes;
         self.truncate(whole)?;
-        budget.release(length - whole);
+        space.release(length - whole);
         let missing = records_bytes.next_multiple_of(GROWTH_BYTES) - records_bytes;
-        if !budget.reserve(missing, budget.capacity_bytes / 2) {
+        if !space.reserve(missing, space.capacity_bytes / 2) {
             return Ok(whole);
         }
         self.truncate(whole + missing)?;
         Ok(whole + missing)
     }
 
-    /// Counts the bytes reserved behind the end of the file in `budget`, and returns them. They are released if they do not fit.
-    pub(in crate::index) fn take_reserve(&self, length: u64, budget: &Budget) -> io::Result<u64> {
+    /// Counts the bytes reserved behind the end of the file in `space`, and returns them. They are released if they do not fit.
+    pub(in crate::index) fn take_reserve(
+        &self,
+        length: u64,
+        space: &SpaceAccount,
+    ) -> io::Result<u64> {
         if self.is_on_device() {
             return Ok(0);
         }
         let reserve = reserve_bytes(&self.file.metadata()?, length);
-        if reserve > 0 && !budget.reserve(reserve, budget.capacity_bytes / 2) {
+        if reserve > 0 && !space.reserve(reserve, space.capacity_bytes / 2) {
             self.truncate(length)?;
             return Ok(0);
         }

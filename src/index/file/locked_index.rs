@@ -141,7 +141,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::capacity::Budget;
     use crate::directory::Directory;
     use crate::format::header::{SESSION_OFFSET, Session};
     use crate::format::names::CHUNKS_NAME;
@@ -149,6 +148,7 @@ mod tests {
     use crate::format::sealed;
     use crate::index::file::changes::Change;
     use crate::index::file::table::Table;
+    use crate::space_account::SpaceAccount;
 
     fn look(directory: &Path) -> Result<LockedIndex, OpenError> {
         let opened = Directory::open(directory).unwrap();
@@ -156,8 +156,8 @@ mod tests {
     }
 
     fn opened(directory: &Path) -> Table {
-        let budget = Arc::new(Budget::new(64 << 20));
-        Table::open(look(directory).unwrap(), budget, 0).unwrap().0
+        let space = Arc::new(SpaceAccount::new(64 << 20));
+        Table::open(look(directory).unwrap(), space, 0).unwrap().0
     }
 
     /// One that is long is mostly holes, if nothing else wrote it.

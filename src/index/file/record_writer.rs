@@ -12,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::table::Table;
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::join;
+use crate::base::sync::thread::{Builder, JoinHandle};
+use crate::base::thread::join;
 
 /// What the thread tells.
 pub(crate) enum WriterEvent<'error> {
@@ -38,7 +38,7 @@ impl RecordWriter {
         let thread = Builder::new().name("kvring-records".into()).spawn({
             let table = Arc::clone(table);
             move || match catch_unwind(AssertUnwindSafe(|| table.make_changes(&notify))) {
-                Ok(()) => table.changes.progress.end(),
+                Ok(()) => table.changes.sequencer.end(),
                 Err(panic) => {
                     notify(WriterEvent::Panicked);
                     resume_unwind(panic);
@@ -55,7 +55,7 @@ impl RecordWriter {
         let changes = &self.table.changes;
         changes.end();
         join(self.thread, "what was stored or deleted last is not in the index");
-        let is_written = changes.progress.is_done(changes.progress.ticket());
+        let is_written = changes.sequencer.is_done(changes.sequencer.ticket());
         if is_written {
             changes.defer(false);
         }

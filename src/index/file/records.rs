@@ -10,13 +10,13 @@ use bytemuck::Zeroable;
 
 use super::changes::Change;
 use super::table::{ChunkFields, Reservation, Table};
+use crate::base::system::prefetch_line;
 use crate::format::header::HEADER_BYTES;
 use crate::format::record::{
     KEY_PART_BYTES, NO_SLOT, RECORD_BYTES, Record, STATE_CHUNK, STATE_FREE, STATE_KEY_PART,
     slots_for, use_word,
 };
 use crate::key::Digest;
-use crate::system::prefetch_line;
 
 const CACHE_LINE_BYTES: usize = 64;
 

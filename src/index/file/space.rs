@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::table::Table;
+use crate::base::sync::atomic::Ordering;
 use crate::error::StoreError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
 use crate::format::record::RECORD_BYTES;
 use crate::store::{IndexShare, index_share_bytes};
-use crate::sync::atomic::Ordering;
 
 /// Pause after the file could not grow: meanwhile records of other chunks go.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ impl Table {
         }
         if let Err(source) = self.index_file.grow(length, added) {
             // It gave back all that was reserved behind the end.
-            self.budget.release(*reserved - length);
+            self.space.release(*reserved - length);
             *reserved = length;
             return Err(self.refused(added, source));
         }
@@ -99,7 +99,7 @@ impl Table {
 
     /// Reserves `bytes` more, if the file system has them above its floor.
     fn extend_reserve(&self, reserved: &mut u64, bytes: u64) -> Result<(), StoreError> {
-        let free_bytes = self.budget.free_above_floor_bytes();
+        let free_bytes = self.space.free_above_floor_bytes();
         match bytes > free_bytes {
             true => Err(StoreError::Floor { needed_bytes: bytes, free_bytes }),
             false => self.reserve_behind(reserved, bytes),
@@ -110,12 +110,12 @@ impl Table {
         if bytes == 0 {
             return Ok(());
         }
-        if !self.budget.reserve(bytes, 0) {
+        if !self.space.reserve(bytes, 0) {
             return Err(self.full(*reserved));
         }
         let length = self.length_bytes();
         if let Err((source, kept)) = self.index_file.preallocate(length, *reserved, bytes) {
-            self.budget.release(*reserved + bytes - (length + kept));
+            self.space.release(*reserved + bytes - (length + kept));
             *reserved = length + kept;
             return Err(self.refused(bytes, source));
         }
@@ -124,7 +124,7 @@ impl Table {
     }
 
     fn full(&self, index_bytes: u64) -> StoreError {
-        StoreError::IndexFull { index_bytes, capacity_bytes: self.budget.capacity_bytes }
+        StoreError::IndexFull { index_bytes, capacity_bytes: self.space.capacity_bytes }
     }
 
     fn refused(&self, bytes: u64, source: io::Error) -> StoreError {

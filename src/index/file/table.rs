@@ -17,17 +17,17 @@ use super::index_file::IndexFile;
 use super::locked_index::LockedIndex;
 use super::mapping::{MAX_HOLES, Mapping};
 use super::slots::FreeSlots;
-use crate::block::Extent;
-use crate::capacity::Budget;
+use crate::base::block::Extent;
+use crate::base::log_limit::LogLimit;
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::base::system::fork::ClosedOnFork;
 use crate::error::{OpenError, StoreError};
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
-use crate::log_limit::LogLimit;
+use crate::space_account::SpaceAccount;
 use crate::store::index_share_bytes;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use crate::system::fork::ClosedOnFork;
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]
@@ -94,14 +94,14 @@ pub(crate) struct Table {
     pub(in crate::index) logs: TableLogs,
     pub(in crate::index) refuses_writes: AtomicBool,
     pub(in crate::index) was_cut_short: AtomicBool,
-    pub(in crate::index) budget: Arc<Budget>,
+    pub(in crate::index) space: Arc<SpaceAccount>,
 }
 
 impl Table {
     /// Takes over what was found, and makes what is missing. A damaged one is started anew.
     pub(crate) fn open(
         found: LockedIndex,
-        budget: Arc<Budget>,
+        space: Arc<SpaceAccount>,
         now_ms: u64,
     ) -> Result<(Self, IndexState), OpenError> {
         let LockedIndex { place, index_file, length: found, mut reset, .. } = found;
@@ -111,15 +111,15 @@ impl Table {
         };
         index_file.make_private();
         if let Some(bytes) = found.filter(|_| reset.is_none())
-            && !budget.reserve(bytes, budget.capacity_bytes / 2)
+            && !space.reserve(bytes, space.capacity_bytes / 2)
         {
             reset = Some(format!(
                 "its {bytes} bytes no longer fit the capacity of {}",
-                budget.capacity_bytes
+                space.capacity_bytes
             ));
         }
         let session = if reset.is_some() {
-            budget.reserve(HEADER_BYTES, 0);
+            space.reserve(HEADER_BYTES, 0);
             index_file.start_anew(now_ms).map_err(index_file.error("write"))?;
             None
         } else {
@@ -128,11 +128,11 @@ impl Table {
         let mut length = index_file.length()?.unwrap_or(HEADER_BYTES);
         let truncated = !(length - HEADER_BYTES).is_multiple_of(GROWTH_BYTES);
         if truncated {
-            let repaired = index_file.repair_end(length, &budget);
+            let repaired = index_file.repair_end(length, &space);
             length = repaired.map_err(index_file.error("truncate"))?;
         }
-        let mapping = index_file.map(length, budget.capacity_bytes)?;
-        let reserve = index_file.take_reserve(length, &budget);
+        let mapping = index_file.map(length, space.capacity_bytes)?;
+        let reserve = index_file.take_reserve(length, &space);
         let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
         let reset = missing.or(reset.filter(|reason| !reason.is_empty() || !place.is_new()));
@@ -149,7 +149,7 @@ impl Table {
             logs: TableLogs::default(),
             refuses_writes: AtomicBool::new(false),
             was_cut_short: AtomicBool::new(false),
-            budget,
+            space,
         };
         Ok((table, IndexState { session, reset, truncated }))
     }
@@ -176,7 +176,7 @@ impl Table {
 
     /// Slots that there are at least once the data files have taken what they may.
     pub(in crate::index) fn assured_slots(&self) -> u64 {
-        let assured_bytes = index_share_bytes(self.budget.capacity_bytes);
+        let assured_bytes = index_share_bytes(self.space.capacity_bytes);
         u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
     }
 

@@ -9,13 +9,13 @@ use std::time::Duration;
 use super::changes::Change;
 use super::record_writer::WriterEvent;
 use super::table::Table;
+use crate::base::system::fork::ClosedOnFork;
+use crate::base::time::Patience;
 use crate::error::way_to_write;
 use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
-use crate::system::fork::ClosedOnFork;
-use crate::time::Patience;
 
 /// Checksum and state of a record that the next open does not find.
 const INVALID: [u8; 5] = [0, 0, 0, 0, STATE_FREE];
@@ -62,7 +62,7 @@ impl Table {
 
     /// Makes changes as they come until [`Changes::end`](super::changes::Changes::end) and the last of them. May wait for the file
     /// system. What the file refuses is tried again, and nothing behind it is made before. When that lasts long, `notify` gets the
-    /// error, once, and [`Progress::refusal`](crate::progress::Progress::refusal) says so until the file takes it.
+    /// error, once, and [`Sequencer::refusal`](crate::base::sequencer::Sequencer::refusal) says so until the file takes it.
     pub(super) fn make_changes(&self, notify: &dyn Fn(WriterEvent<'_>)) {
         let mut changes = Vec::new();
         while self.changes.take(&mut changes) {
@@ -70,7 +70,7 @@ impl Table {
             if !self.make_in_order(&changes, notify) {
                 return;
             }
-            self.changes.progress.note_done(changes.len() as u64);
+            self.changes.sequencer.note_done(changes.len() as u64);
             changes.clear();
             notify(WriterEvent::Written);
         }
@@ -105,7 +105,7 @@ impl Table {
                 && patience.step().is_none()
             {
                 pause = LATER_RETRY_PAUSE;
-                if self.changes.progress.refuse(&self.refusal_text(error)) {
+                if self.changes.sequencer.refuse(&self.refusal_text(error)) {
                     notify(WriterEvent::Refused(error));
                 }
             }
@@ -171,7 +171,7 @@ impl Table {
             Ok(()) if !self.refuses_writes.load(Ordering::Relaxed) => {}
             Ok(()) => {
                 self.refuses_writes.store(false, Ordering::Relaxed);
-                self.changes.progress.resume();
+                self.changes.sequencer.resume();
                 self.logs.returns.log(file, 1, || {
                     format!("{path} can be written again: chunks are stored and deleted again")
                 });
@@ -276,11 +276,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::capacity::Budget;
     use crate::directory::Directory;
     use crate::format::names::INDEX_NAME;
     use crate::index::file::index_file::IndexPlace;
     use crate::index::file::locked_index::LockedIndex;
+    use crate::space_account::SpaceAccount;
 
     /// Files open in this process by descriptor.
     fn inode(descriptor: RawFd) -> u64 {
@@ -290,9 +290,9 @@ mod tests {
     #[test]
     fn each_reactor_syncs_through_a_file_of_its_own() {
         let directory = tempfile::tempdir().unwrap();
-        let budget = Arc::new(Budget::new(64 << 20));
+        let space = Arc::new(SpaceAccount::new(64 << 20));
         let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-        let (table, _) = Table::open(LockedIndex::look(place).unwrap(), budget, 0).unwrap();
+        let (table, _) = Table::open(LockedIndex::look(place).unwrap(), space, 0).unwrap();
         assert_eq!(table.sync_descriptor(2), table.sync_descriptor(0));
         table.prepare_syncs(3).unwrap();
         assert_eq!(table.sync_files.lock().len(), 2);

@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::listing::{StoredChunk, StoredChunks};
-use crate::block::BLOCK_BYTES;
-use crate::buffer::AlignedBlock;
-use crate::checksum::{crc64, placed};
+use crate::base::block::BLOCK_BYTES;
+use crate::base::buffer::AlignedBlock;
+use crate::base::checksum::{crc64, placed};
 
 const PIECE_BYTES: usize = 1 << 20;
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::damage::Damage;
 use super::index_search::{index_in, index_of_device, superblock_of, unreadable};
-use crate::block::{BLOCK_BYTES, Extent};
-use crate::checksum::crc32c;
+use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::checksum::crc32c;
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::error::OpenError;

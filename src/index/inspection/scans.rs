@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::evict::{ChunkRef, Footprint, NamespaceId, NamespaceUsage};
 use crate::index::memory::map::{Gone, Index};
 use crate::index::memory::shard::Shard;

@@ -1,7 +1,6 @@
 //! What a store tells of itself, without its chunks, to anybody: without its lock, while its owner may be at work.
 
 use super::listing::StoredChunks;
-use crate::capacity::Budget;
 use crate::config::Layout;
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Header, Owner};
@@ -10,6 +9,7 @@ use crate::index::file::index_bytes::{read_owner, read_session};
 use crate::index::file::index_file::reserve_bytes;
 use crate::index::file::locked_index::Sharing;
 use crate::lock::holder_of;
+use crate::space_account::SpaceAccount;
 
 /// What a store tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,17 +52,17 @@ impl StoredChunks {
     ///
     /// # Errors
     /// Its length cannot be read.
-    pub(crate) fn take_into(&self, budget: &Budget) -> Result<bool, OpenError> {
+    pub(crate) fn take_into(&self, space: &SpaceAccount) -> Result<bool, OpenError> {
         let index = self.index();
         let length_bytes = index.length()?.unwrap_or(HEADER_BYTES);
-        let spare_bytes = budget.capacity_bytes / 2;
-        if !budget.reserve(length_bytes, spare_bytes) {
-            budget.reserve(HEADER_BYTES, 0);
+        let spare_bytes = space.capacity_bytes / 2;
+        if !space.reserve(length_bytes, spare_bytes) {
+            space.reserve(HEADER_BYTES, 0);
             return Ok(false);
         }
         if self.device_data().is_none() {
             let metadata = index.file.metadata().map_err(index.error("read the length of"))?;
-            budget.reserve(reserve_bytes(&metadata, length_bytes), spare_bytes);
+            space.reserve(reserve_bytes(&metadata, length_bytes), spare_bytes);
         }
         Ok(true)
     }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
 
 const QUARANTINE_MS: u64 = 60 * 60 * 1000;
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::map::{Gone, Index};
 use super::shard::Shard;
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::sync::atomic::Ordering;
 use crate::evict::{EvictionIndex, Footprint, NamespaceId, UNTIL_RELEASED_S, Victim};
 use crate::format::record::use_parts;
 use crate::index::memory::shard::entries::{ChunkEntry, Flag};
 use crate::index::memory::shard::ghosts::{Fingerprint, Ghost};
 use crate::key::{Digest, Hashed, Namespace};
-use crate::sync::atomic::Ordering;
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;

@@ -2,10 +2,10 @@
 
 use super::map::Index;
 use super::shard::Shard;
+use crate::base::sync::atomic::Ordering;
 use crate::evict::{Footprint, NamespaceId, Quota};
 use crate::index::memory::shard::lookup::Located;
 use crate::key::{Digest, Hashed};
-use crate::sync::atomic::Ordering;
 
 /// Keys that are looked up together: their cache lines fit into the first-level cache of a processor.
 const ROUND: usize = 64;
@@ -155,15 +155,15 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::block::Extent;
+    use crate::base::block::Extent;
+    use crate::base::time::Clock;
     use crate::index::file::table::ChunkFields;
     use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
-    use crate::index::memory::writing::EnteredSet;
-    use crate::time::Clock;
+    use crate::index::memory::writing::ClaimOutcome;
 
     fn store(index: &TestIndex, key: &str, blocks: u32) {
         let digest = Digest::of(key);
-        assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), EnteredSet::Ready(_)));
+        assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), ClaimOutcome::Ready(_)));
         let extent = Extent { file: 0, first_block: 0, blocks };
         let content = ChunkFields {
             digest,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::map::Index;
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::format::record::{use_parts, use_word};
 use crate::index::memory::shard::entries::{ChunkEntry, Flag};
 use crate::index::memory::shard::lookup::Located;

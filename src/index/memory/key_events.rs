@@ -1,6 +1,6 @@
 //! What is told of keys that come and go, and which chunks are still to be told.
 
-use crate::sync::SegQueue;
+use crate::base::sync::SegQueue;
 
 /// What became of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,9 @@ use std::sync::{Arc, OnceLock};
 use super::collisions::Quarantine;
 use super::key_events::KeyEvents;
 use super::shard::{Pending, Shard};
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::base::sync::{IS_MODELLED, Mutex, MutexGuard};
 use crate::config::Config;
 use crate::evict::{EvictionIndex, Footprint, Leases, Quotas};
 use crate::index::file::table::Table;
@@ -13,8 +15,6 @@ use crate::index::memory::shard::entries::Flag;
 use crate::index::memory::shard::ghosts::{Fingerprint, Ghost};
 use crate::index::memory::shard::lookup::Located;
 use crate::key::Digest;
-use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{IS_MODELLED, Mutex, MutexGuard};
 
 /// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
 const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };

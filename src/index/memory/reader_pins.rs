@@ -2,16 +2,16 @@
 
 use super::map::{Gone, Index};
 use super::shard::{ChunkVersion, Pin, WaitingGet};
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::sync::atomic::Ordering;
 use crate::index::memory::shard::entries::Flag;
 use crate::key::Digest;
-use crate::sync::atomic::Ordering;
 
 /// GETs that may wait for the SETs of one key: each SET that ends looks at all of them under the lock of the shard.
 pub(in crate::index) const MAX_WAITING_GETS: usize = 1024;
 
 /// Outcome of [`Index::enter_get`].
-pub(crate) enum EnteredGet<G, R> {
+pub(crate) enum ReadOutcome<G, R> {
     Hit(G, R),
     /// The key is not stored in this length, and too many wait for it already, if it is being written.
     Miss(G),
@@ -30,32 +30,32 @@ impl<G, S> Index<G, S> {
         now_ms: u64,
         request: G,
         held: impl Fn(Pin) -> R,
-    ) -> EnteredGet<G, R> {
+    ) -> ReadOutcome<G, R> {
         let (_, mut shard) = self.shard(digest);
         let stored = self.find_stored(&shard, digest, key, now_ms);
         if let Some(found) = stored
             && let Some(pin) = shard.pin(found.entry, length_bytes)
         {
             self.touch(&mut shard, found, now_ms);
-            return EnteredGet::Hit(request, held(pin));
+            return ReadOutcome::Hit(request, held(pin));
         }
         if let Some(pending) = shard.pending_mut(digest) {
             // A chunk that is written before a DELETE, which is answered, is not stored any more.
             let set = pending.last_set();
             let is_deleted = pending.deletes.back() == Some(&set);
             if *pending.key != *key || is_deleted || pending.gets.len() == MAX_WAITING_GETS {
-                return EnteredGet::Miss(request);
+                return ReadOutcome::Miss(request);
             }
             pending.gets.push_back(WaitingGet { set, length_bytes, request });
             if pending.gets.len() == 1 {
                 self.awaited.fetch_add(1, Ordering::SeqCst);
             }
-            return EnteredGet::Waits;
+            return ReadOutcome::Waits;
         }
         if stored.is_none() {
             self.note_ghost(&shard, digest);
         }
-        EnteredGet::Miss(request)
+        ReadOutcome::Miss(request)
     }
 
     /// Takes the GETs that are `late` out of those that wait for a SET of this key.

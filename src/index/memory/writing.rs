@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use super::map::{Gone, Index};
 use super::shard::{Pending, Pin, Shard};
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::sync::atomic::Ordering;
 use crate::evict::ChunkRef;
 use crate::format::record::{use_parts, use_word};
 use crate::index::file::table::{ChunkFields, Reservation};
 use crate::index::memory::shard::entries::{ChunkEntry, Flag};
 use crate::index::memory::shard::lookup::Located;
 use crate::key::{Digest, Namespace};
-use crate::sync::atomic::Ordering;
 
 /// Outcome of [`Index::enter_set`].
-pub(crate) enum EnteredSet<S> {
+pub(crate) enum ClaimOutcome<S> {
     Ready(S),
     /// Another key has this digest; the key is in quarantine from now on.
     Collides(S),
@@ -52,26 +52,26 @@ impl<G, S> Index<G, S> {
         key: &Arc<str>,
         now_ms: u64,
         request: S,
-    ) -> EnteredSet<S> {
+    ) -> ClaimOutcome<S> {
         if self.quarantine.holds(key, now_ms) {
-            return EnteredSet::Quarantined(request);
+            return ClaimOutcome::Quarantined(request);
         }
         let (_, mut shard) = self.shard(digest);
         if let Some(pending) = shard.pending_mut(digest) {
             if pending.key == *key {
                 pending.sets.push_back(request);
-                return EnteredSet::Waits;
+                return ClaimOutcome::Waits;
             }
             self.quarantine.add(key, now_ms);
-            return EnteredSet::Collides(request);
+            return ClaimOutcome::Collides(request);
         }
         let taken = shard.find(digest);
         if taken.is_some_and(|found| !self.is_of(digest, found.record, key)) {
             self.quarantine.add(key, now_ms);
-            return EnteredSet::Collides(request);
+            return ClaimOutcome::Collides(request);
         }
         shard.insert_pending(Pending::new(digest, Arc::clone(key)));
-        EnteredSet::Ready(request)
+        ClaimOutcome::Ready(request)
     }
 
     /// The chunk stored under `digest`, for a SET that has claimed its key.

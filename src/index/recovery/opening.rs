@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::recovery_scan::{Heads, threads_for};
 use super::report::Recovery;
 use super::restoring::{drop_overlapping, release};
-use crate::capacity::Budget;
+use crate::base::sequencer::Sequencer;
+use crate::base::sync::atomic::Ordering;
 use crate::config::Config;
 use crate::error::OpenError;
 use crate::evict::Quotas;
@@ -17,9 +18,8 @@ use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::table::{IndexState, Table};
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::ChunkVersion;
-use crate::progress::Progress;
+use crate::space_account::SpaceAccount;
 use crate::store::Store;
-use crate::sync::atomic::Ordering;
 
 /// Generations of one session: more than it can use.
 const SESSION_GENERATIONS: u64 = 1 << 32;
@@ -42,18 +42,18 @@ impl LockedIndex {
     /// Takes the file over, and makes what is missing. A damaged one is started anew.
     pub(crate) fn take_over(
         self,
-        budget: &Arc<Budget>,
+        space: &Arc<SpaceAccount>,
         now_ms: u64,
     ) -> Result<UnreadIndex, OpenError> {
-        let (table, found) = Table::open(self, Arc::clone(budget), now_ms)?;
+        let (table, found) = Table::open(self, Arc::clone(space), now_ms)?;
         Ok(UnreadIndex { table, found })
     }
 }
 
 impl UnreadIndex {
     /// How far changes of records are written.
-    pub(crate) fn progress(&self) -> Arc<Progress> {
-        Arc::clone(&self.table.changes.progress)
+    pub(crate) fn sequencer(&self) -> Arc<Sequencer> {
+        Arc::clone(&self.table.changes.sequencer)
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.

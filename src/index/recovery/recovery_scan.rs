@@ -6,16 +6,16 @@ use std::collections::HashMap;
 use bytemuck::Zeroable;
 
 use super::report::Recovery;
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::parallel::{OPENING, on_threads};
+use crate::base::sync::Mutex;
+use crate::base::system::prefetch_line;
 use crate::evict::NamespaceId;
 use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::entries::ChunkEntry;
 use crate::key::{Digest, Namespace};
-use crate::parallel::{OPENING, on_threads};
 use crate::store::Store;
-use crate::sync::Mutex;
-use crate::system::prefetch_line;
 
 /// Records of a piece: a MiB.
 const PIECE: usize = 4096;

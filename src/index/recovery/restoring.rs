@@ -2,7 +2,9 @@
 
 use super::recovery_scan::{Heads, Placed};
 use super::report::Recovery;
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::parallel::{OPENING, merged, on_threads};
+use crate::base::sync::atomic::{AtomicUsize, Ordering};
 use crate::config::Eviction;
 use crate::evict::{ChunkRef, NodeId};
 use crate::format::record::use_parts;
@@ -10,8 +12,6 @@ use crate::index::file::table::Table;
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::lookup::Located;
 use crate::index::memory::shard::{ChunkVersion, Shard};
-use crate::parallel::{OPENING, merged, on_threads};
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks ahead of which memory is brought into the processor's cache.
 const PREFETCHED: usize = 16;

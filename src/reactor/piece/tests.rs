@@ -1,7 +1,7 @@
 //! How pieces are laid out, go on, and are summed up.
 
 use super::*;
-use crate::buffer::AlignedBlock;
+use crate::base::buffer::AlignedBlock;
 use crate::schedule::{Class, Line};
 
 fn direct() -> Geometry {

@@ -2,7 +2,7 @@
 //! fail one SET after the other. So they are not given out before the next open, or before the device can be written again.
 
 use super::Allocator;
-use crate::block::Extent;
+use crate::base::block::Extent;
 
 /// One block in so many may be bad. Past that the oldest bad extents are given out again.
 const SHARE: u64 = 64;

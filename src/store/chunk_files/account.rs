@@ -1,16 +1,16 @@
 //! The account of chunk files: to which chunk each belongs, what it costs, and which are being removed.
 //!
-//! A file's space is in the budget from the moment it is given out until the file is removed. Removal takes time, and eviction
+//! A file's space is in the space from the moment it is given out until the file is removed. Removal takes time, and eviction
 //! must not go on as if nothing was freed. So the space of files being removed is promised to new files at once. Such a file is
 //! made only when as much was removed as was promised up to it, the oldest promise first. So the disk never has more
-//! than the budget says.
+//! than the space says.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::block::{BLOCK_BYTES, Extent};
-use crate::capacity::Budget;
+use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::format::names::{DIRECTORIES, directory_of};
 use crate::key::Digest;
+use crate::space_account::SpaceAccount;
 
 /// Entries of a directory of one block, on ext4 and XFS.
 const SMALL_DIRECTORY_FILES: u64 = 40;
@@ -92,15 +92,19 @@ impl Account {
         }
     }
 
-    /// Forgets all files but `stored`, and takes these into the budget. Returns those forgotten.
-    pub(super) fn keep_only(&mut self, stored: &[Extent], budget: &Budget) -> Vec<(u32, Digest)> {
+    /// Forgets all files but `stored`, and takes these into the space. Returns those forgotten.
+    pub(super) fn keep_only(
+        &mut self,
+        stored: &[Extent],
+        space: &SpaceAccount,
+    ) -> Vec<(u32, Digest)> {
         let kept: HashSet<u32> = stored.iter().map(|extent| extent.file).collect();
         let removed = self.files.extract_if(|number, _| !kept.contains(number)).collect();
         for extent in stored {
             let Some(&digest) = self.files.get(&extent.file) else { continue };
             let cost = cost_bytes(extent.blocks, self.unit_bytes);
             let growth = self.enter_directory(digest);
-            budget.add(cost + growth);
+            space.add(cost + growth);
             self.live_bytes += cost;
             self.allocated_blocks += u64::from(extent.blocks);
         }
@@ -108,16 +112,16 @@ impl Account {
     }
 
     /// Notes a file without a chunk that cannot be removed and takes `bytes`.
-    pub(super) fn keep(&mut self, digest: Digest, number: u32, bytes: u64, budget: &Budget) {
+    pub(super) fn keep(&mut self, digest: Digest, number: u32, bytes: u64, space: &SpaceAccount) {
         self.files.insert(number, digest);
-        budget.add(bytes + INODE_BYTES + self.enter_directory(digest));
+        space.add(bytes + INODE_BYTES + self.enter_directory(digest));
     }
 
     /// Notes what directory `number` takes already, and reserves that.
-    pub(super) fn note_directory(&mut self, number: usize, bytes: u64, budget: &Budget) {
+    pub(super) fn note_directory(&mut self, number: usize, bytes: u64, space: &SpaceAccount) {
         let bytes = bytes.max(directory_bytes(0));
         self.directories[number].reserved_bytes = bytes;
-        budget.add(bytes);
+        space.add(bytes);
     }
 
     /// What a file of so many blocks would take now, with what its directory has to grow.
@@ -145,7 +149,7 @@ impl Account {
         self.coming_bytes().saturating_sub(self.promised_bytes)
     }
 
-    /// Gives out a file. `promised_bytes` of what it needs are still being removed, the rest is in the budget.
+    /// Gives out a file. `promised_bytes` of what it needs are still being removed, the rest is in the space.
     pub(super) fn give_out(&mut self, blocks: u32, digest: Digest, promised_bytes: u64) -> Extent {
         while self.files.contains_key(&self.next_number) {
             self.next_number = self.next_number.wrapping_add(1);
@@ -204,7 +208,7 @@ impl Account {
     }
 
     /// The file is removed, or cannot be: then it still takes its space, and what was promised of it does not come.
-    pub(super) fn end_removal(&mut self, extent: Extent, removed: bool, budget: &Budget) {
+    pub(super) fn end_removal(&mut self, extent: Extent, removed: bool, space: &SpaceAccount) {
         let cost = cost_bytes(extent.blocks, self.unit_bytes);
         let was_refused = self.refused.remove(&extent.file);
         self.refused_bytes -= if was_refused { cost } else { 0 };
@@ -216,7 +220,7 @@ impl Account {
         let promised = if was_refused { 0 } else { self.promised_bytes - self.arrived_bytes };
         let arrived = cost.min(promised);
         self.arrived_bytes += arrived;
-        budget.release(cost - arrived);
+        space.release(cost - arrived);
         if let Some(digest) = self.files.remove(&extent.file) {
             self.directories[directory_of(digest)].files -= 1;
         }
@@ -240,7 +244,7 @@ mod tests {
         /// and nothing is lost.
         #[test]
         fn promises_are_kept(steps in prop::collection::vec((1_u32..30, 0_u8..4, any::<prop::sample::Index>()), 1..400)) {
-            let budget = Budget::new(CAPACITY);
+            let space = SpaceAccount::new(CAPACITY);
             let mut account = Account::new(4096);
             let (mut unmade, mut made): (Vec<Extent>, Vec<Extent>) = Default::default();
             let cost = |extent: &Extent| cost_bytes(extent.blocks, 4096);
@@ -260,7 +264,7 @@ mod tests {
                         }
                         None => {}
                     }
-                    account.end_removal(extent, !is_stuck, &budget);
+                    account.end_removal(extent, !is_stuck, &space);
                 }
             };
             let mut existing = Vec::new();
@@ -269,8 +273,8 @@ mod tests {
                     0 => {
                         let digest = Digest([u64::from(blocks), 0]);
                         let needed = account.needed_bytes(blocks, digest);
-                        let now = needed.min(budget.left_bytes());
-                        if needed - now <= account.unpromised_bytes() && budget.reserve(now, 0) {
+                        let now = needed.min(space.left_bytes());
+                        if needed - now <= account.unpromised_bytes() && space.reserve(now, 0) {
                             unmade.push(account.give_out(blocks, digest, needed - now));
                         }
                     }
@@ -299,7 +303,7 @@ mod tests {
                     2 if !unmade.is_empty() => account.begin_removal(unmade.swap_remove(which.index(unmade.len()))),
                     _ => end_one(&mut account, &mut on_disk, &mut existing),
                 }
-                prop_assert!(on_disk <= CAPACITY && budget.used_bytes() <= CAPACITY);
+                prop_assert!(on_disk <= CAPACITY && space.used_bytes() <= CAPACITY);
                 // Who waits is served by what goes, or is told.
                 let waits = |extent: &&Extent| account.space_ready(extent.file) == Some(false);
                 prop_assert!(account.is_leaving() || !unmade.iter().any(|extent| waits(&extent)));
@@ -312,7 +316,7 @@ mod tests {
             }
             let directories: u64 = account.directories.iter().map(|directory| directory.reserved_bytes).sum();
             let used_bytes = directories + stuck_bytes;
-            prop_assert_eq!((budget.used_bytes(), account.live_bytes, account.files.len()), (used_bytes, 0, stuck_files));
+            prop_assert_eq!((space.used_bytes(), account.live_bytes, account.files.len()), (used_bytes, 0, stuck_files));
             prop_assert!(account.unmade_bytes == 0 && account.allocated_blocks == 0);
             prop_assert!(stuck_files > 0 || !account.is_awaited());
             prop_assert!(account.refused.is_empty() && account.refused_bytes == 0);
@@ -322,26 +326,26 @@ mod tests {
     /// Who waits for its space is told, and what goes next is theirs who wait.
     #[test]
     fn a_file_that_cannot_be_removed_keeps_its_space() {
-        let budget = Budget::new(CAPACITY);
+        let space = SpaceAccount::new(CAPACITY);
         let mut account = Account::new(4096);
         let digest = Digest([0; 2]);
-        account.note_directory(0, 0, &budget);
+        account.note_directory(0, 0, &space);
         let blocks = 100;
         let needed = account.needed_bytes(blocks, digest);
-        budget.add(CAPACITY - budget.used_bytes());
+        space.add(CAPACITY - space.used_bytes());
         let [old, next] = [0; 2].map(|promised| account.give_out(blocks, digest, promised));
         account.begin_removal(old);
         let new = account.give_out(blocks, digest, needed);
-        assert_eq!((account.space_ready(new.file), budget.used_bytes()), (Some(false), CAPACITY));
-        account.end_removal(old, false, &budget);
-        assert_eq!((account.space_ready(new.file), budget.used_bytes()), (None, CAPACITY));
+        assert_eq!((account.space_ready(new.file), space.used_bytes()), (Some(false), CAPACITY));
+        account.end_removal(old, false, &space);
+        assert_eq!((account.space_ready(new.file), space.used_bytes()), (None, CAPACITY));
         account.begin_removal(next);
         assert_eq!((account.space_ready(new.file), account.unpromised_bytes()), (Some(false), 0));
-        account.end_removal(next, true, &budget);
-        assert_eq!((account.space_ready(new.file), budget.used_bytes()), (Some(true), CAPACITY));
+        account.end_removal(next, true, &space);
+        assert_eq!((account.space_ready(new.file), space.used_bytes()), (Some(true), CAPACITY));
         account.begin_removal(new);
-        account.end_removal(new, true, &budget);
-        assert_eq!(budget.used_bytes(), CAPACITY - needed);
+        account.end_removal(new, true, &space);
+        assert_eq!(space.used_bytes(), CAPACITY - needed);
     }
 
     #[test]

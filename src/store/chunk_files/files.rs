@@ -5,22 +5,22 @@ use std::time::Instant;
 
 use super::account::Account;
 use super::removal::Removals;
-use crate::capacity::Budget;
+use crate::base::log_limit::LogLimit;
+use crate::base::sync::{Condvar, Mutex};
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::StoreError;
 use crate::format::names::{directory_of, file_c_name, file_name};
 use crate::key::Digest;
-use crate::log_limit::LogLimit;
+use crate::space_account::SpaceAccount;
 use crate::store::RecordsAreCleared;
 use crate::store::sizes::index_share_bytes;
-use crate::sync::{Condvar, Mutex};
 
 /// What the store and the thread that removes files have in common.
 pub(super) struct Files {
     /// The store's directory.
     pub(super) directory: Arc<Directory>,
-    pub(super) budget: Arc<Budget>,
+    pub(super) space: Arc<SpaceAccount>,
     /// `chunks`.
     pub(super) chunks: Directory,
     /// Those in it, by number.
@@ -62,9 +62,9 @@ impl Files {
     /// file system that bounds the store.
     pub(super) fn free_bytes(&self, state: &FileState) -> u64 {
         let above_floor_bytes =
-            self.budget.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes);
-        let room_bytes = self.budget.left_bytes().min(above_floor_bytes);
-        let used_bytes = self.budget.used_bytes();
+            self.space.free_above_floor_bytes().saturating_sub(state.account.unmade_bytes);
+        let room_bytes = self.space.left_bytes().min(above_floor_bytes);
+        let used_bytes = self.space.used_bytes();
         let others_bytes = used_bytes.saturating_sub(state.account.live_bytes);
         let share_bytes = index_share_bytes(used_bytes + room_bytes);
         room_bytes.saturating_sub(share_bytes.saturating_sub(others_bytes))
@@ -77,13 +77,13 @@ impl Files {
         {
             return error.clone();
         }
-        let free_bytes = self.budget.free_above_floor_bytes();
+        let free_bytes = self.space.free_above_floor_bytes();
         if free_bytes.saturating_sub(state.account.unmade_bytes) < needed_bytes
-            && self.budget.left_bytes() >= needed_bytes
+            && self.space.left_bytes() >= needed_bytes
         {
             return StoreError::Floor { needed_bytes, free_bytes };
         }
-        self.budget.full(needed_bytes)
+        self.space.full(needed_bytes)
     }
 
     /// See [`Removals::remove_file`].

@@ -25,8 +25,11 @@ use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
-use crate::block::{BLOCK_BYTES, Extent};
-use crate::capacity::Budget;
+use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::log_limit::LogLimit;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::thread::JoinHandle;
+use crate::base::sync::{Condvar, Mutex};
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::engine::Waker;
@@ -35,10 +38,7 @@ use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, chunk_path, directory_name, directory_of, file_c_name,
 };
 use crate::key::Digest;
-use crate::log_limit::LogLimit;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::thread::JoinHandle;
-use crate::sync::{Condvar, Mutex};
+use crate::space_account::SpaceAccount;
 
 /// Pause after the file system had no space: until then only the space of removed chunks is given out.
 const GROWTH_PAUSE: Duration = Duration::from_secs(1);
@@ -77,7 +77,7 @@ impl FileStore {
     /// [`Store::rebuild`] decides which of them stay. `wakers` ring when what was given out becomes clear.
     pub(crate) fn open(
         directory: &Arc<Directory>,
-        budget: Arc<Budget>,
+        space: Arc<SpaceAccount>,
         wakers: Vec<Arc<Waker>>,
         are_cleared: RecordsAreCleared,
     ) -> Result<Self, OpenError> {
@@ -91,7 +91,7 @@ impl FileStore {
         chunks.close_to_others();
         let mut account = Account::new(unit_bytes);
         let removals = Removals::new(directory);
-        budget.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
+        space.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
         for number in 0..DIRECTORIES {
             let name = directory_name(number);
@@ -99,8 +99,8 @@ impl FileStore {
                 chunks.open_or_make_in(&name).map_err(chunks.error("make the directory", &name))?;
             is_new |= made;
             let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
-            account.note_directory(number, own_bytes, &budget);
-            scan(&opened, number, &mut account, (&budget, &removals))
+            account.note_directory(number, own_bytes, &space);
+            scan(&opened, number, &mut account, (&space, &removals))
                 .map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
             opened.close_to_others();
@@ -113,14 +113,14 @@ impl FileStore {
                 .and_then(|()| directory.sync())
                 .map_err(directory.error("sync", CHUNKS_NAME))?;
         }
-        let spare_bytes = index_share_bytes(budget.capacity_bytes);
-        let free_bytes = budget.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
-        let most_bytes = longest_chunk_bytes(budget.capacity_bytes);
+        let spare_bytes = index_share_bytes(space.capacity_bytes);
+        let free_bytes = space.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
+        let most_bytes = longest_chunk_bytes(space.capacity_bytes);
         let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
         let state = FileState { account, refusal: None, deferrals: 0, ends: None };
         let files = Arc::new(Files {
             directory: Arc::clone(directory),
-            budget,
+            space,
             chunks,
             directories,
             frees_late: directory.is_on(XFS_SUPER_MAGIC),
@@ -153,11 +153,11 @@ impl Store for FileStore {
         let blocks = Extent::blocks_for(size_bytes);
         let mut state = self.files.state.lock();
         let needed_bytes = state.account.needed_bytes(blocks, digest);
-        let budget = &self.files.budget;
+        let space = &self.files.space;
         let now_bytes = needed_bytes.min(self.files.available_bytes(&state));
         let promised_bytes = needed_bytes - now_bytes;
         // The index may take the same meanwhile.
-        if promised_bytes > state.account.unpromised_bytes() || !budget.reserve(now_bytes, 0) {
+        if promised_bytes > state.account.unpromised_bytes() || !space.reserve(now_bytes, 0) {
             return Err(self.files.refusal(&state, needed_bytes));
         }
         Ok(state.account.give_out(blocks, digest, promised_bytes))
@@ -200,7 +200,7 @@ impl Store for FileStore {
 
     fn space_ready(&self, extent: Extent) -> Result<bool, StoreError> {
         let is_ready = self.files.state.lock().account.space_ready(extent.file);
-        is_ready.ok_or_else(|| self.files.budget.full(extent.size_bytes()))
+        is_ready.ok_or_else(|| self.files.space.full(extent.size_bytes()))
     }
 
     fn creation_done(&self, extent: Extent, outcome: io::Result<()>) -> Result<(), StoreError> {
@@ -234,10 +234,10 @@ impl Store for FileStore {
     fn rebuild(&self, stored: &[Extent]) -> u64 {
         let mut state = self.files.state.lock();
         let mut removed = 0;
-        for (number, digest) in state.account.keep_only(stored, &self.files.budget) {
+        for (number, digest) in state.account.keep_only(stored, &self.files.space) {
             match self.files.remove(digest, number) {
                 Ok(()) => removed += 1,
-                Err(bytes) => state.account.keep(digest, number, bytes, &self.files.budget),
+                Err(bytes) => state.account.keep(digest, number, bytes, &self.files.space),
             }
         }
         removed
@@ -257,19 +257,19 @@ impl Store for FileStore {
         // Also after a refusal: with nothing free, everything would be evicted for the sake of the watermarks.
         let free_bytes = self.files.free_bytes(&state) + state.account.unpromised_bytes();
         let over_bytes =
-            self.files.budget.used_bytes().saturating_sub(self.files.budget.capacity_bytes);
+            self.files.space.used_bytes().saturating_sub(self.files.space.capacity_bytes);
         // Opened with a smaller capacity, it can be over it.
         let total_bytes = match over_bytes.saturating_sub(state.account.unpromised_bytes()) {
             0 => allocated_bytes + free_bytes,
             over_bytes => allocated_bytes.saturating_sub(over_bytes),
         };
-        let was_refused = self.files.budget.is_below_floor();
+        let was_refused = self.files.space.is_below_floor();
         Fill { allocated_bytes, total_bytes, can_grow: false, was_refused }
     }
 
     /// Below the floor, the file system has the space of removed files.
     fn keeps_freed_space(&self) -> bool {
-        !self.files.budget.is_below_floor()
+        !self.files.space.is_below_floor()
     }
 
     fn log_limits(&self) -> Vec<&LogLimit> {

@@ -10,24 +10,24 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::account::{Account, cost_bytes, directory_bytes};
 use super::removal::Removals;
-use crate::block::{BLOCK_BYTES, Extent};
-use crate::capacity::Budget;
+use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::directory::Directory;
 use crate::format::names::{
     CHUNKS_NAME, DIRECTORIES, directory_name, directory_of, parse_file_name,
 };
 use crate::key::Digest;
+use crate::space_account::SpaceAccount;
 
 /// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
 
 /// Notes the chunks' files in directory `number`, and removes what has the number of another one; what of that stays is in
-/// `budget`. What is no regular file is nobody's here.
+/// `space`. What is no regular file is nobody's here.
 pub(super) fn scan(
     directory: &Directory,
     number: usize,
     account: &mut Account,
-    (budget, removals): (&Budget, &Removals),
+    (space, removals): (&SpaceAccount, &Removals),
 ) -> io::Result<()> {
     let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
@@ -39,7 +39,7 @@ pub(super) fn scan(
         if !account.note_found(digest, file) {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
             let removed = removals.remove_file(directory, &entry.name);
-            removed.unwrap_or_else(|bytes| budget.add(bytes));
+            removed.unwrap_or_else(|bytes| space.add(bytes));
         }
     }
     Ok(())
@@ -66,13 +66,13 @@ pub(super) fn raise_open_files() {
 }
 
 /// How many of the chunks, of which those that go first come first, an open evicts until the rest is within the capacity.
-/// `budget` has the index. Nothing is changed.
+/// `space` has the index. Nothing is changed.
 ///
 /// # Errors
 /// The file system does not tell how it gives out space.
 pub(crate) fn evicted_by_open(
     directory: &Directory,
-    budget: &Budget,
+    space: &SpaceAccount,
     coldest_first: &[(Digest, Extent)],
 ) -> io::Result<usize> {
     let unit_bytes = directory.file_system()?.fragment_size().max(BLOCK_BYTES);
@@ -87,7 +87,7 @@ pub(crate) fn evicted_by_open(
     let needed_bytes = own_bytes(&chunks).max(BLOCK_BYTES)
         + directories.sum::<u64>()
         + coldest_first.iter().map(|(_, extent)| cost(extent)).sum::<u64>();
-    let mut over_bytes = needed_bytes.saturating_sub(budget.left_bytes());
+    let mut over_bytes = needed_bytes.saturating_sub(space.left_bytes());
     let goes = |(_, extent): &&(Digest, Extent)| {
         let is_over = over_bytes > 0;
         over_bytes = over_bytes.saturating_sub(cost(extent));

@@ -5,8 +5,8 @@ use std::io::ErrorKind::{IsADirectory, NotFound};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use crate::base::log_limit::LogLimit;
 use crate::directory::Directory;
-use crate::log_limit::LogLimit;
 
 pub(super) struct Removals {
     store: Arc<Directory>,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::files::Files;
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::join;
+use crate::base::sync::thread::{Builder, JoinHandle};
+use crate::base::thread::join;
 
 pub(super) fn start_removals(files: &Arc<Files>) -> io::Result<JoinHandle<()>> {
     let files = Arc::clone(files);
@@ -42,7 +42,7 @@ fn remove(files: &Files) {
         let outcome = files.remove(digest, extent.file);
         state = files.state.lock();
         let were_awaited = state.account.is_awaited();
-        state.account.end_removal(extent, outcome.is_ok(), &files.budget);
+        state.account.end_removal(extent, outcome.is_ok(), &files.space);
         files.removed.notify_all();
         if were_awaited {
             files.wakers.iter().for_each(|waker| waker.wake());

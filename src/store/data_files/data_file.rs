@@ -9,7 +9,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::sync::atomic::AtomicBool;
+use crate::base::system::fork::ClosedOnFork;
 use crate::directory::Directory;
 use crate::engine::FileOperations;
 use crate::error::OpenError;
@@ -20,8 +22,6 @@ use crate::format::names::{
 use crate::lock::lock_for;
 use crate::store::Geometry;
 use crate::store::device::BlockDevice;
-use crate::sync::atomic::AtomicBool;
-use crate::system::fork::ClosedOnFork;
 
 /// Data files by number.
 pub(super) type DataFiles = BTreeMap<u32, Arc<DataFile>>;

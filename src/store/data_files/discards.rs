@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use super::data_file::DataFiles;
-use crate::block::{BLOCK_BYTES, Extent};
+use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::system::block_device;
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
 use crate::store::device::BlockDevice;
 use crate::store::runs::Runs;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::system::block_device;
 
 /// Most that is taken from the allocator at a time: 16 MiB.
 const PIECE_BLOCKS: u32 = 4096;

@@ -6,13 +6,13 @@ use std::io;
 use std::os::fd::AsFd;
 
 use super::data_file::{DataFile, list_data_files, remove_file};
-use crate::block::BLOCK_BYTES;
-use crate::capacity::Budget;
+use crate::base::block::BLOCK_BYTES;
 use crate::config::Layout;
 use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Owner};
 use crate::format::names::{CHUNKS_NAME, data_file_name};
+use crate::space_account::SpaceAccount;
 use crate::store::sizes::{
     SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes,
 };
@@ -44,12 +44,12 @@ pub(crate) fn find_files(
     numbers.into_iter().map(open).collect()
 }
 
-/// Takes data files into the budget. Where they no longer fit the capacity, the least recently used are removed, by
+/// Takes data files into the space. Where they no longer fit the capacity, the least recently used are removed, by
 /// `mean_use_by_file`.
 pub(super) fn fit_files(
     mut found: Vec<FoundFile>,
     directory: &Directory,
-    budget: &Budget,
+    space: &SpaceAccount,
     mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
 ) -> Result<Vec<FoundFile>, OpenError> {
     found.iter().for_each(|found| make_private(found.file.file.as_fd()));
@@ -59,12 +59,12 @@ pub(super) fn fit_files(
     }
     let mut lengths: Vec<(u32, u32)> =
         found.iter().map(|file| (file.number, file.blocks)).collect();
-    let (room_bytes, reason) = room_for(&lengths, budget);
+    let (room_bytes, reason) = room_for(&lengths, space);
     let fitting = fitting_blocks(&mut lengths, room_bytes, mean_use_by_file);
     found.sort_by_key(|file| fitting.iter().position(|(number, _)| *number == file.number));
     let mut staying = Vec::new();
     for (mut file, (_, blocks)) in found.into_iter().zip(fitting) {
-        let outcome = file.fit(directory, blocks, reason, budget);
+        let outcome = file.fit(directory, blocks, reason, space);
         if outcome.map_err(directory.error("shorten or remove", &file.name))? {
             staying.push(file);
         }
@@ -72,11 +72,11 @@ pub(super) fn fit_files(
     Ok(staying)
 }
 
-/// How many blocks of each data file in `directory` an open leaves, by its number, with `budget` as it is after the index was
+/// How many blocks of each data file in `directory` an open leaves, by its number, with `space` as it is after the index was
 /// taken into it. Nothing is changed.
 pub(crate) fn blocks_left_by_open(
     directory: &Directory,
-    budget: &Budget,
+    space: &SpaceAccount,
     mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
 ) -> io::Result<HashMap<u32, u32>> {
     let mut lengths = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn blocks_left_by_open(
         lengths.push((number, blocks_in(metadata.len())));
     }
     lengths.retain(|(_, blocks)| *blocks > 0);
-    let (room_bytes, _) = room_for(&lengths, budget);
+    let (room_bytes, _) = room_for(&lengths, space);
     Ok(fitting_blocks(&mut lengths, room_bytes, mean_use_by_file).into_iter().collect())
 }
 
@@ -132,13 +132,13 @@ impl FoundFile {
         on_disk_bytes(u64::from(self.blocks) * BLOCK_BYTES)
     }
 
-    /// Takes its first `blocks` into the budget; removes it if there are none. Says whether it stays.
+    /// Takes its first `blocks` into the space; removes it if there are none. Says whether it stays.
     fn fit(
         &mut self,
         directory: &Directory,
         blocks: u32,
         reason: &str,
-        budget: &Budget,
+        space: &SpaceAccount,
     ) -> io::Result<bool> {
         if blocks < self.blocks {
             let path = directory.path().join(&self.name);
@@ -155,7 +155,7 @@ impl FoundFile {
             self.file.truncate(fitting_bytes)?;
             self.blocks = blocks;
         }
-        let fits = budget.reserve(self.on_disk_bytes(), 0);
+        let fits = space.reserve(self.on_disk_bytes(), 0);
         debug_assert!(fits, "there is no more room than the capacity leaves");
         Ok(fits)
     }
@@ -163,14 +163,14 @@ impl FoundFile {
 
 /// What the data files may take, and what bounds it. The index gets its share first: it has too little where data files were made
 /// before it, on a file system that has nothing left.
-fn room_for(lengths: &[(u32, u32)], budget: &Budget) -> (u64, &'static str) {
+fn room_for(lengths: &[(u32, u32)], space: &SpaceAccount) -> (u64, &'static str) {
     let bytes = || lengths.iter().map(|(_, blocks)| u64::from(*blocks) * BLOCK_BYTES);
     let on_disk_bytes: u64 = bytes().map(on_disk_bytes).sum();
     let data_bytes: u64 = bytes().sum();
     // There is nothing else yet.
-    let index_bytes = budget.used_bytes();
-    let file_system_bytes = on_disk_bytes.saturating_add(budget.free_above_floor_bytes());
-    let left_bytes = budget.left_bytes();
+    let index_bytes = space.used_bytes();
+    let file_system_bytes = on_disk_bytes.saturating_add(space.free_above_floor_bytes());
+    let left_bytes = space.left_bytes();
     let share_bytes = index_share_bytes(data_bytes.min(left_bytes));
     let missing_bytes = (HEADER_BYTES + share_bytes).saturating_sub(index_bytes);
     let is_capacity = left_bytes < on_disk_bytes;
@@ -181,7 +181,7 @@ fn room_for(lengths: &[(u32, u32)], budget: &Budget) -> (u64, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::MIB;
+    use crate::base::block::MIB;
 
     /// Data files of these lengths, without blocks.
     fn found(sizes_mib: &[u64]) -> (tempfile::TempDir, Directory, Vec<FoundFile>) {
@@ -200,40 +200,40 @@ mod tests {
         let files = [1024, 512].map(|mib: u64| (0, blocks_in(mib * MIB)));
         let on_disk_bytes = on_disk_bytes(1024 * MIB) + on_disk_bytes(512 * MIB);
         let (capacity_bytes, share_bytes) = (4096 * MIB, 24 * MIB);
-        let budget = Budget::new(capacity_bytes);
+        let space = SpaceAccount::new(capacity_bytes);
         let beside = "beside the share of the index";
         let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
-        assert_eq!(room_for(&files, &budget), (room_bytes, beside));
+        assert_eq!(room_for(&files, &space), (room_bytes, beside));
         // What it has is taken already.
-        assert!(budget.reserve(10 * MIB, 0));
-        assert_eq!(room_for(&files, &budget), (room_bytes, beside));
-        assert!(budget.reserve(30 * MIB, 0));
-        assert_eq!(room_for(&files, &budget), (capacity_bytes - 40 * MIB, beside));
+        assert!(space.reserve(10 * MIB, 0));
+        assert_eq!(room_for(&files, &space), (room_bytes, beside));
+        assert!(space.reserve(30 * MIB, 0));
+        assert_eq!(room_for(&files, &space), (capacity_bytes - 40 * MIB, beside));
         for (capacity_bytes, reason) in
             [(on_disk_bytes, beside), (on_disk_bytes - 1, "the capacity")]
         {
             let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
-            assert_eq!(room_for(&files, &Budget::new(capacity_bytes)), (room_bytes, reason));
+            assert_eq!(room_for(&files, &SpaceAccount::new(capacity_bytes)), (room_bytes, reason));
         }
         // Of the data only what fits counts for the share.
         let room_bytes = 640 * MIB - HEADER_BYTES - 10 * MIB;
-        assert_eq!(room_for(&files, &Budget::new(640 * MIB)), (room_bytes, "the capacity"));
+        assert_eq!(room_for(&files, &SpaceAccount::new(640 * MIB)), (room_bytes, "the capacity"));
     }
 
     #[test]
     fn the_file_that_was_used_last_stays_whole() {
         for last in [0, 1, 2] {
             let (_path, directory, files) = found(&[64, 64, 64]);
-            let budget = Budget::new(128 * MIB);
+            let space = SpaceAccount::new(128 * MIB);
             let used = HashMap::from([(last, 9), ((last + 1) % 3, 5)]);
-            let fitting = fit_files(files, &directory, &budget, || used).unwrap();
+            let fitting = fit_files(files, &directory, &space, || used).unwrap();
             let numbers: Vec<u32> = fitting.iter().map(|file| file.number).collect();
             assert_eq!(numbers, [last, (last + 1) % 3]);
             let blocks = [0, 1].map(|at| u64::from(fitting[at].blocks) * BLOCK_BYTES / MIB);
             assert_eq!(blocks[0], 64);
             assert!((56..64).contains(&blocks[1]), "{blocks:?}");
             let taken: u64 = fitting.iter().map(FoundFile::on_disk_bytes).sum();
-            assert_eq!(budget.used_bytes(), taken);
+            assert_eq!(space.used_bytes(), taken);
             let lengths = fitting.iter().map(|file| file.file.file.metadata().unwrap().len() / MIB);
             assert!(lengths.eq(blocks));
             assert_eq!(list_data_files(&directory).unwrap().len(), 2);
@@ -244,15 +244,15 @@ mod tests {
     fn files_that_fit_exactly_stay_and_nobody_asks_when_they_were_used() {
         let (_path, directory, files) = found(&[16, 32]);
         let taken = on_disk_bytes(16 * MIB) + on_disk_bytes(32 * MIB);
-        let budget = Budget::new(taken + HEADER_BYTES + MIB);
-        let fitting = fit_files(files, &directory, &budget, || unreachable!()).unwrap();
-        assert_eq!((fitting.len(), budget.used_bytes()), (2, taken));
+        let space = SpaceAccount::new(taken + HEADER_BYTES + MIB);
+        let fitting = fit_files(files, &directory, &space, || unreachable!()).unwrap();
+        assert_eq!((fitting.len(), space.used_bytes()), (2, taken));
         // The smallest file that is worth one, and one that is not.
         for (room_mib, stays) in [(16, true), (15, false)] {
             let (_path, directory, files) = found(&[32]);
             let room_bytes = on_disk_bytes(room_mib * MIB) + BLOCK_BYTES;
-            let budget = Budget::new(room_bytes + HEADER_BYTES + MIB);
-            let fitting = fit_files(files, &directory, &budget, HashMap::new).unwrap();
+            let space = SpaceAccount::new(room_bytes + HEADER_BYTES + MIB);
+            let fitting = fit_files(files, &directory, &space, HashMap::new).unwrap();
             assert_eq!(fitting.len(), usize::from(stays), "{room_mib} MiB");
         }
     }

@@ -15,10 +15,10 @@ impl ExtentStore {
             return error.clone();
         }
         let can_grow =
-            self.directory.is_some() && next_file_bytes(&self.budget) >= needed_bytes.max(1);
+            self.directory.is_some() && next_file_bytes(&self.space) >= needed_bytes.max(1);
         match can_grow || self.is_growing.load(Ordering::SeqCst) {
             true => StoreError::Growing { needed_bytes },
-            false => self.budget.full(needed_bytes),
+            false => self.space.full(needed_bytes),
         }
     }
 
@@ -32,15 +32,15 @@ impl ExtentStore {
         let fill = self.fill();
         let index_bytes =
             |file_bytes| index.missing_bytes(fill.total_bytes + file_bytes, fill.allocated_bytes);
-        let wanted_bytes = next_file_bytes(&self.budget).min(most_bytes);
-        let free_bytes = self.budget.free_above_floor_bytes();
-        let left_bytes = self.budget.left_bytes();
+        let wanted_bytes = next_file_bytes(&self.space).min(most_bytes);
+        let free_bytes = self.space.free_above_floor_bytes();
+        let left_bytes = self.space.left_bytes();
         let within = |bytes: u64| {
             file_bytes_within(bytes.saturating_sub(index_bytes(wanted_bytes))).min(wanted_bytes)
         };
         let (most_bytes, size_bytes) = (within(left_bytes), within(left_bytes.min(free_bytes)));
         if most_bytes < needed_bytes.max(MIB) {
-            return Err(self.budget.full(needed_bytes));
+            return Err(self.space.full(needed_bytes));
         }
         // Where the file system has little, many small files would come of taking each bit that it gives.
         let least_bytes = match fill.total_bytes {
@@ -77,8 +77,8 @@ impl ExtentStore {
 
     /// Makes a data file. The locks are taken only once it is there for good.
     pub(super) fn add_file(&self, size_bytes: u64) -> Result<(), StoreError> {
-        let Some(directory) = &self.directory else { return Err(self.budget.full(size_bytes)) };
-        self.budget.reserve_growth(on_disk_bytes(size_bytes))?;
+        let Some(directory) = &self.directory else { return Err(self.space.full(size_bytes)) };
+        self.space.reserve_growth(on_disk_bytes(size_bytes))?;
         match make_file(directory, &self.all_files(), size_bytes) {
             Ok((number, file)) => {
                 let mut files = self.files.write();
@@ -88,7 +88,7 @@ impl ExtentStore {
                 Ok(())
             }
             Err((name, source)) => {
-                self.budget.release(on_disk_bytes(size_bytes));
+                self.space.release(on_disk_bytes(size_bytes));
                 let path = directory.path().join(&name);
                 Err(StoreError::Grow { path, bytes: size_bytes, source: Arc::new(source) })
             }

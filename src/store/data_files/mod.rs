@@ -14,17 +14,17 @@ use super::sizes::{
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
-use crate::block::{BLOCK_BYTES, Extent, MIB};
-use crate::capacity::Budget;
+use crate::base::block::{BLOCK_BYTES, Extent, MIB};
+use crate::base::log_limit::LogLimit;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::{Mutex, RwLock};
 use crate::config::Discard;
 use crate::directory::Directory;
 use crate::error::{OpenError, StoreError};
 use crate::format::header::HEADER_BYTES;
 use crate::format::names::{PART_BLOCKS, data_file_name};
 use crate::key::Digest;
-use crate::log_limit::LogLimit;
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, RwLock};
+use crate::space_account::SpaceAccount;
 
 mod data_file;
 mod discards;
@@ -44,7 +44,7 @@ use found_files::fit_files;
 pub(crate) struct ExtentStore {
     /// Where more data files can be made; none on a device.
     directory: Option<Arc<Directory>>,
-    budget: Arc<Budget>,
+    space: Arc<SpaceAccount>,
     geometry: Geometry,
     max_chunk_bytes: u64,
     /// By number.
@@ -54,7 +54,7 @@ pub(crate) struct ExtentStore {
     refusal: Mutex<Option<(Instant, StoreError)>>,
     refusal_log: LogLimit,
     discards: Option<Discards>,
-    /// A data file is being made: it is in the budget, and its blocks cannot be given out yet.
+    /// A data file is being made: it is in the space, and its blocks cannot be given out yet.
     is_growing: AtomicBool,
 }
 
@@ -73,39 +73,39 @@ impl ExtentStore {
     pub(crate) fn open(
         directory: &Arc<Directory>,
         found: Vec<FoundFile>,
-        budget: Arc<Budget>,
+        space: Arc<SpaceAccount>,
         mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
-        let found = fit_files(found, directory, &budget, mean_use_by_file)?;
+        let found = fit_files(found, directory, &space, mean_use_by_file)?;
         let geometry = match found.first() {
             Some(found) => found.file.geometry,
             None => probe(directory)?.0,
         };
         warn_if_buffered(geometry, directory);
-        let assured_bytes = assured_file_bytes(&budget);
+        let assured_bytes = assured_file_bytes(&space);
         let files = found.into_iter().map(|found| (found.number, found.file, found.blocks));
-        let mut store = Self::new(budget, geometry, assured_bytes, files);
+        let mut store = Self::new(space, geometry, assured_bytes, files);
         store.directory = Some(Arc::clone(directory));
         Ok(store)
     }
 
-    /// The data part of a device, as much of it as `budget` allows. All of it is unwritten until [`Store::rebuild`].
+    /// The data part of a device, as much of it as `space` allows. All of it is unwritten until [`Store::rebuild`].
     pub(crate) fn on_device(
         device: &Arc<BlockDevice>,
-        budget: Arc<Budget>,
+        space: Arc<SpaceAccount>,
         discard: Discard,
         are_cleared: RecordsAreCleared,
     ) -> Self {
-        let data_blocks = device_blocks(&budget, device.data_bytes(), device.marks_bytes());
-        budget.add(device.marks_bytes());
-        let fits = budget.reserve(data_blocks * BLOCK_BYTES, 0);
+        let data_blocks = device_blocks(&space, device.data_bytes(), device.marks_bytes());
+        space.add(device.marks_bytes());
+        let fits = space.reserve(data_blocks * BLOCK_BYTES, 0);
         debug_assert!(fits, "it is no more than was left");
         let offset = device.superblock().data_offset;
         let files = (0..).zip(parts(data_blocks)).map(|(number, (start, blocks))| {
             (number, DataFile::of_device(device, offset + start), blocks)
         });
-        let mut store = Self::new(budget, device.geometry, 0, files);
+        let mut store = Self::new(space, device.geometry, 0, files);
         store.discards =
             (discard == Discard::Free).then(|| Discards::new(Arc::clone(device), are_cleared));
         store
@@ -113,7 +113,7 @@ impl ExtentStore {
 
     /// Of data files by number, with their blocks. Chunks of `assured_bytes` can be placed whatever these are.
     fn new(
-        budget: Arc<Budget>,
+        space: Arc<SpaceAccount>,
         geometry: Geometry,
         assured_bytes: u64,
         found: impl Iterator<Item = (u32, DataFile, u32)>,
@@ -125,10 +125,10 @@ impl ExtentStore {
             allocator.add_file(number, blocks);
             files.insert(number, Arc::new(file));
         }
-        let max_chunk_bytes = longest.min(longest_chunk_bytes(budget.capacity_bytes));
+        let max_chunk_bytes = longest.min(longest_chunk_bytes(space.capacity_bytes));
         Self {
             directory: None,
-            budget,
+            space,
             geometry,
             max_chunk_bytes,
             files: RwLock::new(files),
@@ -192,7 +192,7 @@ impl Store for ExtentStore {
 
     fn is_growth_due(&self, needed_bytes: u64) -> bool {
         let Fill { allocated_bytes, total_bytes, can_grow, .. } = self.fill();
-        let ahead_bytes = next_file_bytes(&self.budget) / AHEAD_PART;
+        let ahead_bytes = next_file_bytes(&self.space) / AHEAD_PART;
         let has_room = || match Extent::blocks_for(needed_bytes) {
             0 => true,
             blocks => self.allocator.lock().has_room(blocks),
@@ -282,7 +282,7 @@ impl Store for ExtentStore {
             total_bytes: allocator.total() * BLOCK_BYTES,
             can_grow: self.directory.is_some()
                 && !self.is_refused()
-                && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.budget) > 0),
+                && (self.is_growing.load(Ordering::SeqCst) || next_file_bytes(&self.space) > 0),
             was_refused: self.refusal.lock().is_some(),
         }
     }
@@ -325,12 +325,12 @@ impl Store for ExtentStore {
     }
 }
 
-/// Blocks of a device's data that `budget`, in which its index is already, leaves to chunks.
-pub(crate) fn device_blocks(budget: &Budget, data_bytes: u64, marks_bytes: u64) -> u64 {
-    let capacity_bytes = budget.capacity_bytes;
+/// Blocks of a device's data that `space`, in which its index is already, leaves to chunks.
+pub(crate) fn device_blocks(space: &SpaceAccount, data_bytes: u64, marks_bytes: u64) -> u64 {
+    let capacity_bytes = space.capacity_bytes;
     // The index keeps its share although it may not use it: else the data would be shorter with each open.
     let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
-    let for_index = budget.used_bytes().max(HEADER_BYTES + spare_bytes);
+    let for_index = space.used_bytes().max(HEADER_BYTES + spare_bytes);
     let left_bytes = capacity_bytes.saturating_sub(for_index + marks_bytes);
     data_bytes.min(left_bytes) / BLOCK_BYTES
 }

@@ -37,10 +37,10 @@ fn place(store: &ExtentStore, size_bytes: u64) -> Result<Extent, StoreError> {
 }
 
 fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
-    let budget = Arc::new(Budget::new(capacity_bytes));
+    let space = Arc::new(SpaceAccount::new(capacity_bytes));
     let directory = Arc::new(Directory::open(directory).unwrap());
     let found = find_files(&directory, || None).unwrap();
-    ExtentStore::open(&directory, found, budget, HashMap::new).unwrap()
+    ExtentStore::open(&directory, found, space, HashMap::new).unwrap()
 }
 
 /// As a copy has them that was made with `cp --sparse`.
@@ -97,7 +97,7 @@ fn a_smaller_capacity_drops_the_last_files() {
     assert_eq!(blocks[0], 64 * MIB / BLOCK_BYTES, "no file was used last, so the first stays");
     assert!((20 * MIB..36 * MIB).contains(&(blocks[1] * BLOCK_BYTES)), "{blocks:?}");
     assert_eq!(store.usage().data_files, 2);
-    assert!(store.budget.used_bytes() <= 100 * MIB);
+    assert!(store.space.used_bytes() <= 100 * MIB);
     assert_eq!(store.max_chunk_bytes(), 64 * MIB);
 }
 
@@ -114,7 +114,7 @@ fn an_empty_file_that_a_dead_owner_left_goes() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::File::create(directory.path().join(data_file_name(0))).unwrap();
     let store = open(directory.path(), 64 * MIB);
-    assert_eq!((store.usage().data_files, store.budget.used_bytes()), (0, 0));
+    assert_eq!((store.usage().data_files, store.space.used_bytes()), (0, 0));
     assert!(place(&store, MIB).is_ok());
     let directory = Directory::open(directory.path()).unwrap();
     assert_eq!(list_data_files(&directory).unwrap().len(), 1);

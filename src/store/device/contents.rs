@@ -6,15 +6,15 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use crate::block::BLOCK_BYTES;
-use crate::buffer::AlignedBlock;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::buffer::AlignedBlock;
+use crate::base::system::block_device;
 use crate::config::Config;
 use crate::error::{ConfigError, OpenError};
 use crate::format::superblock::{
     DEVICE_FORMAT_VERSION, HEAD_BYTES, MIN_DEVICE_BYTES, Superblock, SuperblockCopy, is_zero,
 };
 use crate::store::geometry::{is_host_managed, sysfs_directory};
-use crate::system::block_device;
 
 /// Where blkid(8) is looked for: an ordinary user's PATH lacks the directories of administration.
 const BLKID: [&str; 3] = ["blkid", "/usr/sbin/blkid", "/sbin/blkid"];

@@ -20,16 +20,16 @@ use self::contents::{
     DeviceContent, check_capacity, check_device, content, erasable, read_blocks, signature,
 };
 use super::Geometry;
-use crate::block::{BLOCK_BYTES, MIB};
-use crate::buffer::AlignedBlock;
+use crate::base::block::{BLOCK_BYTES, MIB};
+use crate::base::buffer::AlignedBlock;
+use crate::base::sync::Mutex;
+use crate::base::system::block_device;
+use crate::base::system::fork::ClosedOnFork;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
 use crate::error::OpenError;
 use crate::format::header::Owner;
 use crate::format::superblock::{COPY_OFFSET, HEAD_BYTES, tail_offset};
-use crate::sync::Mutex;
-use crate::system::block_device;
-use crate::system::fork::ClosedOnFork;
 
 /// A claimed device that holds a store.
 #[derive(Debug)]

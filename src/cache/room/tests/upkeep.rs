@@ -144,7 +144,7 @@ fn lost_files_are_told_where_others_can_take_their_keys() {
         let count = std::cell::Cell::new(0);
         (0..3).for_each(|_| still.cache.look_for_files(&|_| count.set(count.get() + 1)));
         assert_eq!(count.get(), told);
-        assert!(still.cache.presence.reason().is_some());
+        assert!(still.cache.directory_watch.reason().is_some());
         let lines = logged::lines(still.cache.config.path(), "nothing is stored until").len();
         assert_eq!(lines, 1 - told);
     }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{IndexFile, IndexParent};
+use crate::base::sync::atomic::AtomicBool;
+use crate::base::system::fork::ClosedOnFork;
 use crate::directory::Directory;
 use crate::error::OpenError;
 use crate::format::header::Owner;
@@ -15,8 +17,6 @@ use crate::format::superblock::Superblock;
 use crate::index::file::index_bytes::{IndexBytes, read_owner};
 use crate::lock::{holder_of, lock_for};
 use crate::store::device::BlockDevice;
-use crate::sync::atomic::AtomicBool;
-use crate::system::fork::ClosedOnFork;
 
 #[derive(Clone, Debug)]
 pub(crate) enum IndexPlace {

@@ -102,16 +102,16 @@ fn space_reserved_behind_the_end_is_counted_where_it_fits() {
     let reserved = HEADER_BYTES..HEADER_BYTES + 3 * GROWTH_BYTES + GROWTH_BYTES / 2;
     SystemFiles.preallocate(&index.file, reserved, libc::FALLOC_FL_KEEP_SIZE).unwrap();
     // Half of the capacity is to be left.
-    let budget = Budget::new(6 * GROWTH_BYTES);
-    assert_eq!(index.take_reserve(HEADER_BYTES, &budget).unwrap(), 3 * GROWTH_BYTES);
-    assert_eq!(budget.used_bytes(), 3 * GROWTH_BYTES);
-    let budget = Budget::new(6 * GROWTH_BYTES - 2);
-    assert_eq!(index.take_reserve(HEADER_BYTES, &budget).unwrap(), 0);
-    assert_eq!(budget.used_bytes(), 0);
+    let space = SpaceAccount::new(6 * GROWTH_BYTES);
+    assert_eq!(index.take_reserve(HEADER_BYTES, &space).unwrap(), 3 * GROWTH_BYTES);
+    assert_eq!(space.used_bytes(), 3 * GROWTH_BYTES);
+    let space = SpaceAccount::new(6 * GROWTH_BYTES - 2);
+    assert_eq!(index.take_reserve(HEADER_BYTES, &space).unwrap(), 0);
+    assert_eq!(space.used_bytes(), 0);
     let metadata = index.file.metadata().unwrap();
     assert_eq!(metadata.len(), HEADER_BYTES);
     assert!(metadata.blocks() * 512 < GROWTH_BYTES);
-    assert_eq!(index.take_reserve(HEADER_BYTES, &Budget::new(6 * GROWTH_BYTES)).unwrap(), 0);
+    assert_eq!(index.take_reserve(HEADER_BYTES, &SpaceAccount::new(6 * GROWTH_BYTES)).unwrap(), 0);
 }
 
 #[test]
@@ -125,11 +125,11 @@ fn a_file_that_was_cut_short_is_whole_again_where_there_is_room() {
         (2 * (HEADER_BYTES + GROWTH_BYTES) - 2, HEADER_BYTES + part),
     ] {
         index.file.set_len(cut).unwrap();
-        let budget = Budget::new(capacity);
-        budget.add(cut);
-        assert_eq!(index.repair_end(cut, &budget).unwrap(), length);
+        let space = SpaceAccount::new(capacity);
+        space.add(cut);
+        assert_eq!(index.repair_end(cut, &space).unwrap(), length);
         assert_eq!(index.file.metadata().unwrap().len(), length);
-        assert_eq!(budget.used_bytes(), length);
+        assert_eq!(space.used_bytes(), length);
     }
 }
 

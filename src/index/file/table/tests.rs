@@ -70,15 +70,15 @@ struct Opened {
 const CAPACITY_BYTES: u64 = 64 << 20;
 
 fn open_in(directory: tempfile::TempDir, capacity_bytes: u64) -> Opened {
-    open_with(directory, Budget::new(capacity_bytes))
+    open_with(directory, SpaceAccount::new(capacity_bytes))
 }
 
-fn open_with(directory: tempfile::TempDir, budget: Budget) -> Opened {
+fn open_with(directory: tempfile::TempDir, space: SpaceAccount) -> Opened {
     let files = Arc::new(Files::default());
     let shared: Arc<dyn FileOperations> = Arc::<Files>::clone(&files);
     let opened = Directory::open(directory.path()).unwrap().with_files(&shared);
     let found = LockedIndex::look(IndexPlace::Directory(Arc::new(opened))).unwrap();
-    let (table, state) = Table::open(found, Arc::new(budget), 0).unwrap();
+    let (table, state) = Table::open(found, Arc::new(space), 0).unwrap();
     Opened { table, state, files, directory }
 }
 
@@ -137,7 +137,7 @@ fn space_that_is_reserved_behind_the_end_is_found_again() {
     drop(table);
     let Opened { table, .. } = open_in(directory, CAPACITY_BYTES);
     assert_eq!(*table.reserved.lock(), length + 2 * GROWTH_BYTES);
-    assert_eq!(table.budget.used_bytes(), length + 2 * GROWTH_BYTES);
+    assert_eq!(table.space.used_bytes(), length + 2 * GROWTH_BYTES);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn an_index_of_more_than_half_the_capacity_is_started_anew() {
         let Opened { table, state, .. } = open_in(directory, capacity_bytes);
         assert_eq!(table.slot_count() > 0, is_kept);
         assert_eq!(state.reset.is_none(), is_kept, "{:?}", state.reset);
-        assert_eq!(table.budget.used_bytes(), if is_kept { length } else { HEADER_BYTES });
+        assert_eq!(table.space.used_bytes(), if is_kept { length } else { HEADER_BYTES });
     }
 }
 

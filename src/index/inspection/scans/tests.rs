@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::index::file::table::ChunkFields;
 use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
-use crate::index::memory::writing::EnteredSet;
+use crate::index::memory::writing::ClaimOutcome;
 use crate::key::Hashed;
 
 thread_local! {
@@ -31,7 +31,7 @@ fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
     for number in 0..COUNT {
         let digest = Digest([u64::from(number) << 32, SHARD]);
         let key: Arc<str> = key(number).into();
-        assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+        assert!(matches!(index.enter_set(digest, &key, 0, 0), ClaimOutcome::Ready(_)));
         let content = ChunkFields {
             digest,
             namespace: Namespace::of(&key).fingerprint(),
@@ -148,7 +148,7 @@ fn what_is_being_written_counts_for_its_namespace_and_is_purged_with_it() {
     let (_directory, index) = index(None);
     let keys = ["model@0@0@a", "model@0@0@b", "other@0@0@c"].map(Arc::<str>::from);
     for key in &keys {
-        assert!(matches!(index.enter_set(Digest::of(key), key, 0, 0), EnteredSet::Ready(_)));
+        assert!(matches!(index.enter_set(Digest::of(key), key, 0, 0), ClaimOutcome::Ready(_)));
     }
     let name = |key: &str| Namespace::of(key).name();
     let writing = || -> Vec<(String, u64, u64)> {
@@ -191,7 +191,7 @@ fn all_uses_are_written_some_at_a_time() {
 fn a_purge_takes_the_stored_chunk_in_the_step_in_which_it_refuses_its_set() {
     let (_directory, index) = index(None);
     let (digest, key) = (Digest([0, SHARD]), Arc::<str>::from(key(0)));
-    assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+    assert!(matches!(index.enter_set(digest, &key, 0, 0), ClaimOutcome::Ready(_)));
     let name = Namespace::of(&key).name();
     let (mut purged, mut extents) = (Purged::default(), Vec::new());
     index.purge_pending(SHARD as usize, &name, &mut purged, &mut extents);

@@ -1,18 +1,18 @@
 //! What must stay, what goes, and what is remembered of it.
 
 use super::*;
-use crate::block::BLOCK_BYTES;
-use crate::index::EnteredGet;
+use crate::base::block::BLOCK_BYTES;
+use crate::index::ReadOutcome;
 use crate::index::file::table::ChunkFields;
 use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
 use crate::index::memory::shard::Pin;
-use crate::index::memory::writing::EnteredSet;
+use crate::index::memory::writing::ClaimOutcome;
 
 const EXTENT: Extent = Extent { file: 0, first_block: 0, blocks: 2 };
 
 fn store(index: &TestIndex, key: &str) -> Digest {
     let digest = Digest::of(key);
-    assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), EnteredSet::Ready(_)));
+    assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), ClaimOutcome::Ready(_)));
     let content = ChunkFields {
         digest,
         namespace: Namespace::of(key).fingerprint(),
@@ -29,7 +29,7 @@ fn store(index: &TestIndex, key: &str) -> Digest {
 fn get(index: &TestIndex, key: &str) -> Option<Pin> {
     let length_bytes = EXTENT.size_bytes();
     match index.enter_get(Digest::of(key), key, length_bytes, 0, 0, |pin| pin) {
-        EnteredGet::Hit(_, pin) => Some(pin),
+        ReadOutcome::Hit(_, pin) => Some(pin),
         _ => None,
     }
 }

@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::block::BLOCK_BYTES;
-use crate::capacity::Budget;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::time::Clock;
 use crate::config::Eviction;
 use crate::directory::Directory;
 use crate::error::StoreError;
 use crate::index::file::index_file::IndexPlace;
 use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::table::{ChunkFields, Reservation};
-use crate::index::memory::reader_pins::EnteredGet;
-use crate::index::memory::writing::EnteredSet;
+use crate::index::memory::reader_pins::ReadOutcome;
+use crate::index::memory::writing::ClaimOutcome;
 use crate::key::{Hashed, Namespace};
-use crate::time::Clock;
+use crate::space_account::SpaceAccount;
 
 mod changes;
 #[cfg(kvring_model = "shuttle")]
@@ -30,16 +30,16 @@ fn index() -> (tempfile::TempDir, TestIndex) {
 /// An empty one.
 pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
     let directory = tempfile::tempdir().unwrap();
-    let budget = Arc::new(Budget::new(64 << 20));
+    let space = Arc::new(SpaceAccount::new(64 << 20));
     let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
-    let (table, _) = Table::open(LockedIndex::look(place).unwrap(), budget, 0).unwrap();
+    let (table, _) = Table::open(LockedIndex::look(place).unwrap(), space, 0).unwrap();
     let mut config = Config::new(directory.path().to_str().unwrap(), 64 << 20).unwrap();
     (config.eviction, config.ttl) = (Eviction::Lru, ttl_ms.map(Duration::from_millis));
     (directory, Index::new(table, 1, config, &Quotas::default()))
 }
 
 fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
-    assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
+    assert!(matches!(index.enter_set(digest, key, 0, 0), ClaimOutcome::Ready(_)));
     let mut publication = publication(index, key, length_bytes);
     publication.1.digest = digest;
     assert_eq!(finish(index, digest, Some(publication)), 0);
@@ -89,10 +89,10 @@ fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
     let digest = Digest::of("shared");
     let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
     store(&index, digest, &good, 100);
-    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1, |pin| pin), EnteredGet::Miss(1)));
-    assert!(matches!(index.enter_set(digest, &other, 0, 2), EnteredSet::Collides(2)));
+    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1, |pin| pin), ReadOutcome::Miss(1)));
+    assert!(matches!(index.enter_set(digest, &other, 0, 2), ClaimOutcome::Collides(2)));
     assert_eq!(index.delete(digest, &other), (false, None));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3, |pin| pin), EnteredGet::Hit(3, _)));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3, |pin| pin), ReadOutcome::Hit(3, _)));
 }
 
 #[test]
@@ -101,16 +101,16 @@ fn a_colliding_key_stays_out_for_an_hour() {
     let digest = Digest::of("shared");
     let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
     store(&index, digest, &good, 100);
-    assert!(matches!(index.enter_set(digest, &other, 1000, 0), EnteredSet::Collides(_)));
+    assert!(matches!(index.enter_set(digest, &other, 1000, 0), ClaimOutcome::Collides(_)));
     // Even when the other key is gone: what is looked up in between must not change its meaning.
     assert!(index.delete(digest, &good).0);
     let hour_ms = 3_600_000;
     let entered = index.enter_set(digest, &other, 999 + hour_ms, 0);
-    assert!(matches!(entered, EnteredSet::Quarantined(_)));
-    assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), EnteredSet::Ready(_)));
+    assert!(matches!(entered, ClaimOutcome::Quarantined(_)));
+    assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), ClaimOutcome::Ready(_)));
     // While it is being written, the good key collides in turn.
-    assert!(matches!(index.enter_set(digest, &good, 0, 0), EnteredSet::Collides(_)));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0, |pin| pin), EnteredGet::Miss(_)));
+    assert!(matches!(index.enter_set(digest, &good, 0, 0), ClaimOutcome::Collides(_)));
+    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0, |pin| pin), ReadOutcome::Miss(_)));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn what_is_used_or_stored_by_a_clock_that_is_behind_expires_no_earlier() {
         index.expire(|_, _| true);
         assert_eq!(index.touch_keys(&[Hashed::of(&key)], at_ms), [is_stored], "{at_ms}");
         if at_ms == 10_000 {
-            assert!(matches!(index.enter_set(digest, &key, 0, 0), EnteredSet::Ready(_)));
+            assert!(matches!(index.enter_set(digest, &key, 0, 0), ClaimOutcome::Ready(_)));
             assert_eq!(finish(&index, digest, Some(publication(&index, &key, 200))), 1);
         }
     }
@@ -189,7 +189,7 @@ fn digests_with_one_tag_are_different_keys() {
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
         let hit = match index.enter_get(*digest, key, 100, 0, 1, |pin| pin) {
-            EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
+            ReadOutcome::Hit(_, pin) => index.unpin(&pin, false).is_none(),
             _ => false,
         };
         assert_eq!(hit, number != 3, "{number}");
@@ -205,7 +205,7 @@ fn a_purge_leaves_pinned_keys_alone_that_are_being_written() {
     store(&index, digest, &key, 100);
     assert_eq!(index.pin_keys(&[Hashed::of(&key)], 0), [true]);
     for publishes in [false, true] {
-        assert!(matches!(index.enter_set(digest, &key, 0, 1), EnteredSet::Ready(1)));
+        assert!(matches!(index.enter_set(digest, &key, 0, 1), ClaimOutcome::Ready(1)));
         let (purged, places) = index.purge("model");
         assert_eq!((purged.keys, purged.pinned, places), (0, vec![key.to_string()], Vec::new()));
         let publication = publishes.then(|| publication(&index, &key, 200));
@@ -215,7 +215,7 @@ fn a_purge_leaves_pinned_keys_alone_that_are_being_written() {
         assert!(index.check(|| BLOCK_BYTES).problems.is_empty());
     }
     assert_eq!(index.unpin_keys(&[Hashed::of(&key)]), [true]);
-    assert!(matches!(index.enter_set(digest, &key, 0, 1), EnteredSet::Ready(1)));
+    assert!(matches!(index.enter_set(digest, &key, 0, 1), ClaimOutcome::Ready(1)));
     assert_eq!(index.purge("model").0.keys, 1);
     // What is being written is not held either, if it is not pinned.
     assert_eq!(finish(&index, digest, Some(publication(&index, &key, 300))), 1);

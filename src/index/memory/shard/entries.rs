@@ -2,12 +2,12 @@
 
 use std::ops::{Index, IndexMut};
 
-use crate::block::Extent;
+use crate::base::block::Extent;
+use crate::base::segmented_vec::SegmentedVec;
+use crate::base::system::prefetch_line;
 use crate::evict::{Footprint, NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
 use crate::key::{Digest, MAX_KEY_BYTES};
-use crate::segmented_vec::SegmentedVec;
-use crate::system::prefetch_line;
 
 /// Short segments, since half of one is unused on average.
 const SEGMENT: usize = 32;
@@ -196,7 +196,7 @@ impl ChunkEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::Extent;
+    use crate::base::block::Extent;
     use crate::key::Digest;
 
     fn entry(first_block: u32) -> ChunkEntry {

@@ -3,10 +3,10 @@
 
 use hashbrown::HashTable;
 
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::segmented_vec::SegmentedVec;
 use crate::evict::NamespaceId;
 use crate::key::Digest;
-use crate::segmented_vec::SegmentedVec;
 
 /// Most ghosts of a shard: so many for each stored key, and a few more.
 const FOR_EACH_HELD: usize = 2;

@@ -6,7 +6,7 @@
 //!
 //! Tags may be equal: the caller says of each candidate whether it is the one.
 
-use crate::system::prefetch_line;
+use crate::base::system::prefetch_line;
 
 /// Elements of a bucket, as many as a cache line takes.
 const WIDTH: usize = 5;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hashbrown::HashTable;
 
 use super::key_events::Untold;
-use crate::block::Extent;
+use crate::base::block::Extent;
 use crate::index::memory::shard::entries::Entries;
 use crate::index::memory::shard::ghosts::Ghosts;
 use crate::index::memory::shard::lookup::{Located, Lookup};

@@ -3,13 +3,13 @@
 use std::sync::atomic::AtomicU64;
 
 use super::*;
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
+use crate::base::time::Clock;
 use crate::evict::Footprint;
-use crate::index::EnteredGet;
+use crate::index::ReadOutcome;
 use crate::index::memory::reader_pins::MAX_WAITING_GETS;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
-use crate::time::Clock;
 
 /// Operations by number.
 type TestIndex = Index<u32, u32>;
@@ -25,14 +25,14 @@ fn empty() -> (TestIndex, tempfile::TempDir) {
 
 fn set(index: &TestIndex, key: &str, request: u32) -> bool {
     let entered = index.enter_set(Digest::of(key), &key.into(), 1, request);
-    assert!(matches!(entered, EnteredSet::Ready(_) | EnteredSet::Waits));
-    matches!(entered, EnteredSet::Ready(_))
+    assert!(matches!(entered, ClaimOutcome::Ready(_) | ClaimOutcome::Waits));
+    matches!(entered, ClaimOutcome::Ready(_))
 }
 
 /// A GET that has to wait.
 fn get(index: &TestIndex, key: &str, length_bytes: u64, request: u32) {
     let entered = index.enter_get(Digest::of(key), key, length_bytes, 1, request, |_| ());
-    assert!(matches!(entered, EnteredGet::Waits));
+    assert!(matches!(entered, ReadOutcome::Waits));
 }
 
 /// Ends a SET with a chunk of this generation. Returns what comes next, as a letter and a number.
@@ -148,7 +148,7 @@ fn so_many_loads_wait_for_a_key_and_no_more() {
     assert!(set(&index, "a", 1) && set(&index, "b", 2));
     let more = |key, request| {
         let entered = index.enter_get(Digest::of(key), key, LENGTH_BYTES, 1, request, |_| ());
-        matches!(entered, EnteredGet::Waits)
+        matches!(entered, ReadOutcome::Waits)
     };
     assert!((0..MAX_WAITING_GETS as u32).all(|number| more("a", number)));
     assert!(!more("a", 9999) && more("b", 9999));

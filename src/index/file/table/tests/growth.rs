@@ -16,7 +16,7 @@ impl Opened {
 
     /// What is on account, and reserved on the file system, behind the header; in MiB.
     fn used_and_reserved(&self) -> (u64, u64) {
-        let bytes = [self.table.budget.used_bytes(), *self.table.reserved.lock()];
+        let bytes = [self.table.space.used_bytes(), *self.table.reserved.lock()];
         assert_eq!(bytes.map(|bytes| bytes % MIB), [HEADER_BYTES; 2]);
         (bytes[0] / MIB, bytes[1] / MIB)
     }
@@ -120,8 +120,8 @@ fn the_floor_is_in_the_way_of_more_only() {
     let Opened { table, directory, .. } = opened;
     drop(table);
     let floor_of = Arc::new(Directory::open(directory.path()).unwrap());
-    let budget = Budget::new(CAPACITY_BYTES).with_floor(&floor_of, Some(u64::MAX));
-    let opened = open_with(directory, budget);
+    let space = SpaceAccount::new(CAPACITY_BYTES).with_floor(&floor_of, Some(u64::MAX));
+    let opened = open_with(directory, space);
     opened.table.grow().unwrap();
     assert_eq!((opened.length(), opened.used_and_reserved()), (2, (2, 2)));
     let refused = opened.table.grow();
@@ -138,7 +138,7 @@ fn it_is_to_grow_when_half_a_step_is_free_and_waits_where_it_was_refused() {
     let one_more = table.reserve(1).unwrap();
     assert!(is_due() && matches!(table.why_full(), StoreError::Growing { .. }));
     let (now, second) = (std::time::Instant::now(), Duration::from_secs(1));
-    let refused = |again| *table.refusal.lock() = Some((again, table.budget.full(1)));
+    let refused = |again| *table.refusal.lock() = Some((again, table.space.full(1)));
     refused(now + 3600 * second);
     assert!(!is_due() && matches!(table.why_full(), StoreError::Full { .. }));
     refused(now - second);

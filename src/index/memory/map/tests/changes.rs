@@ -11,11 +11,11 @@ use crate::format::record::{RECORD_BYTES, Record};
 /// Makes all changes that are queued, `some` at a time, and calls `look` after each time.
 fn write_behind(index: &TestIndex, some: usize, mut look: impl FnMut()) {
     let mut changes = Vec::new();
-    while !index.table.changes.progress.is_done(index.table.changes.progress.ticket()) {
+    while !index.table.changes.sequencer.is_done(index.table.changes.sequencer.ticket()) {
         index.table.changes.take(&mut changes);
         for part in changes.chunks(some) {
             index.table.make_in_order(part, &|_| ());
-            index.table.changes.progress.note_done(part.len() as u64);
+            index.table.changes.sequencer.note_done(part.len() as u64);
             look();
         }
         changes.clear();
@@ -41,13 +41,13 @@ fn fits_its_records(index: &TestIndex) -> bool {
 /// What a SET does, also of a key that is held.
 fn replace(index: &TestIndex, key: &Arc<str>, length_bytes: u64) {
     let digest = Digest::of(key);
-    assert!(matches!(index.enter_set(digest, key, 0, 0), EnteredSet::Ready(_)));
+    assert!(matches!(index.enter_set(digest, key, 0, 0), ClaimOutcome::Ready(_)));
     finish(index, digest, Some(publication(index, key, length_bytes)));
 }
 
 fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
     let held = match index.enter_get(Digest::of(key), key, length_bytes, 0, 0, |pin| pin) {
-        EnteredGet::Hit(_, pin) => index.unpin(&pin, false).is_none(),
+        ReadOutcome::Hit(_, pin) => index.unpin(&pin, false).is_none(),
         _ => false,
     };
     assert_eq!(exists(index, &[key]), [held]);

@@ -36,7 +36,7 @@ impl Chunk {
 
     fn set(&self, first_block: u32) {
         let entered = self.index.enter_set(self.digest, &self.key, 0, 0);
-        assert!(matches!(entered, EnteredSet::Ready(_)));
+        assert!(matches!(entered, ClaimOutcome::Ready(_)));
         let (reservation, mut content) = publication(&self.index, &self.key, LENGTH_BYTES);
         content.extent.first_block = first_block;
         let publication = Some((reservation, content));
@@ -52,7 +52,7 @@ impl Chunk {
     fn get(&self) {
         let held = |pin: Pin| pin;
         let entered = self.index.enter_get(self.digest, &self.key, LENGTH_BYTES, 0, 0, held);
-        if let EnteredGet::Hit(_, pin) = entered {
+        if let ReadOutcome::Hit(_, pin) = entered {
             self.read(&pin);
         }
     }

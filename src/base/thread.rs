@@ -7,9 +7,9 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::sync::is_finished;
-use crate::sync::thread::{JoinHandle, sleep};
-use crate::time::Patience;
+use crate::base::sync::is_finished;
+use crate::base::sync::thread::{JoinHandle, sleep};
+use crate::base::time::Patience;
 
 /// How often it is looked at: soon at first, as nearly all end at once.
 const FIRST_LOOK: Duration = Duration::from_micros(50);

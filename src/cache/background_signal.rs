@@ -1,29 +1,29 @@
-//! Orders of a thread that works in the background and waits for them.
+//! BackgroundSignal of a thread that works in the background and waits for them.
 
 use std::time::Instant;
 
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::{Condvar, Mutex};
 
 /// How much longer than it has worked it rests.
 const RESTS: u32 = 4;
 
 /// What a thread is to do: of several orders, the greatest.
 #[derive(Default)]
-pub(super) struct Orders<T> {
-    state: Mutex<OrdersState<T>>,
+pub(super) struct BackgroundSignal<T> {
+    state: Mutex<BackgroundSignalState<T>>,
     changed: Condvar,
     /// From an order until all is done that was ordered.
     is_under_way: AtomicBool,
 }
 
 #[derive(Default)]
-struct OrdersState<T> {
+struct BackgroundSignalState<T> {
     ends: bool,
     order: Option<T>,
 }
 
-impl<T: Ord> Orders<T> {
+impl<T: Ord> BackgroundSignal<T> {
     pub(super) fn is_under_way(&self) -> bool {
         self.is_under_way.load(Ordering::SeqCst)
     }
@@ -39,7 +39,7 @@ impl<T: Ord> Orders<T> {
         !state.ends
     }
 
-    /// Takes what is ordered. [`Orders::note_done`] follows.
+    /// Takes what is ordered. [`BackgroundSignal::note_done`] follows.
     pub(super) fn take(&self) -> Option<T> {
         self.state.lock().order.take()
     }
@@ -51,7 +51,7 @@ impl<T: Ord> Orders<T> {
         }
     }
 
-    /// Orders the thread to end. What it has not begun is not done.
+    /// BackgroundSignal the thread to end. What it has not begun is not done.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         (state.ends, state.order) = (true, None);
@@ -78,7 +78,8 @@ impl<T: Ord> Orders<T> {
     /// Rests for four times as long as the `slice` of work took that ends now. Says whether to go on: not if the thread is to
     /// end, nor, if it `yields`, while something is ordered.
     pub(super) fn rest(&self, slice: &mut Instant, yields: bool) -> bool {
-        let stops = |state: &OrdersState<T>| state.ends || yields && state.order.is_some();
+        let stops =
+            |state: &BackgroundSignalState<T>| state.ends || yields && state.order.is_some();
         let mut state = self.state.lock();
         if !stops(&state) {
             let rested = Instant::now() + slice.elapsed() * RESTS;
@@ -97,51 +98,51 @@ mod tests {
 
     #[test]
     fn it_is_under_way_until_the_last_order_is_done() {
-        let orders = Orders::default();
-        assert!(!orders.is_under_way());
-        assert!(orders.order(1) && orders.order(3) && orders.order(2));
-        assert!(orders.is_under_way());
-        assert_eq!(orders.take(), Some(3));
-        assert!(orders.order(4));
-        orders.note_done();
-        assert!(orders.is_under_way(), "one came meanwhile");
-        assert_eq!(orders.take(), Some(4));
-        assert!(orders.is_under_way(), "it is being done");
-        orders.note_done();
-        assert!(!orders.is_under_way() && !orders.are_to_end());
-        orders.end();
-        assert!(orders.are_to_end() && !orders.order(5) && !orders.is_under_way());
-        assert_eq!(orders.take(), None);
+        let signal = BackgroundSignal::default();
+        assert!(!signal.is_under_way());
+        assert!(signal.order(1) && signal.order(3) && signal.order(2));
+        assert!(signal.is_under_way());
+        assert_eq!(signal.take(), Some(3));
+        assert!(signal.order(4));
+        signal.note_done();
+        assert!(signal.is_under_way(), "one came meanwhile");
+        assert_eq!(signal.take(), Some(4));
+        assert!(signal.is_under_way(), "it is being done");
+        signal.note_done();
+        assert!(!signal.is_under_way() && !signal.are_to_end());
+        signal.end();
+        assert!(signal.are_to_end() && !signal.order(5) && !signal.is_under_way());
+        assert_eq!(signal.take(), None);
     }
 
     #[test]
     fn it_waits_until_something_is_due_or_ordered() {
-        let orders = Orders::default();
+        let signal = BackgroundSignal::default();
         let due = Instant::now() + Duration::from_millis(20);
-        assert!(orders.wait(Some(due)) && Instant::now() >= due);
+        assert!(signal.wait(Some(due)) && Instant::now() >= due);
         let late = Some(Instant::now() + Duration::from_secs(3600));
-        assert!(orders.order(1) && orders.wait(late) && orders.wait(None));
-        orders.end();
-        assert!(!orders.wait(late) && !orders.wait(None));
+        assert!(signal.order(1) && signal.wait(late) && signal.wait(None));
+        signal.end();
+        assert!(!signal.wait(late) && !signal.wait(None));
     }
 
     #[test]
     fn it_rests_four_times_as_long_as_it_worked_unless_it_is_wanted() {
-        let orders = Orders::default();
+        let signal = BackgroundSignal::default();
         let rest = |yields| {
             let begun = Instant::now();
             let mut slice = begun - Duration::from_millis(20);
-            let goes_on = orders.rest(&mut slice, yields);
+            let goes_on = signal.rest(&mut slice, yields);
             assert!(slice >= begun, "the next slice begins");
             (goes_on, begun.elapsed() >= Duration::from_millis(80))
         };
         assert_eq!((rest(true), rest(false)), ((true, true), (true, true)));
-        assert!(orders.order(1));
+        assert!(signal.order(1));
         // Not before the rest is over: some work is as urgent.
         assert_eq!(rest(false), (true, true));
         let mut slice = Instant::now() - Duration::from_secs(3600);
-        assert!(!orders.rest(&mut slice, true));
-        orders.end();
-        assert!(!orders.rest(&mut slice, false) && !orders.rest(&mut slice, true));
+        assert!(!signal.rest(&mut slice, true));
+        signal.end();
+        assert!(!signal.rest(&mut slice, false) && !signal.rest(&mut slice, true));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use log::Level;
 
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
 
 const LONGEST_WINDOW: Duration = Duration::from_secs(3600);
 

@@ -8,18 +8,18 @@ use std::time::Duration;
 use super::shutdown::Shutdown;
 use super::volume::Volume;
 use super::volumes::{Volumes, Watch};
-use crate::parallel::on_threads;
+use crate::base::parallel::on_threads;
+use crate::base::sync::atomic::{AtomicUsize, Ordering};
+use crate::base::sync::thread::Builder;
+use crate::base::thread::has_ended;
+use crate::base::time::Patience;
 use crate::reactor::{ReactorEnd, ReactorGroup};
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::thread::Builder;
-use crate::thread::has_ended;
-use crate::time::Patience;
 
 /// How long an open that fails waits for the paths that run already to be closed.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Has a thread do what devices and file systems may hold up, and waits for it for at most `timeout`. Says whether it has ended.
-pub(super) fn on_thread(timeout: Duration, close: impl FnOnce() + Clone + Send + 'static) -> bool {
+pub(crate) fn on_thread(timeout: Duration, close: impl FnOnce() + Clone + Send + 'static) -> bool {
     match Builder::new().name("kvring-closing".into()).spawn(close.clone()) {
         Ok(thread) => has_ended(thread, &mut Patience::new(timeout)),
         Err(error) => {
@@ -31,14 +31,14 @@ pub(super) fn on_thread(timeout: Duration, close: impl FnOnce() + Clone + Send +
 }
 
 /// Closes the first `count` volumes of a connector that is not to be: with others its open fails.
-pub(super) fn close_started(volumes: &Arc<Volumes>, count: usize) {
+pub(crate) fn close_started(volumes: &Arc<Volumes>, count: usize) {
     let volumes = Arc::clone(volumes);
     on_thread(UNDO_TIMEOUT, move || close_all(&volumes.all[..count], Duration::ZERO, None));
 }
 
 /// Closes volumes, all at the same time: each works on what is queued for at most `drain_timeout`, and then takes as long as its device
 /// does, and not that of another. `watch` writes to the files of all of them.
-pub(super) fn close_all(volumes: &[Volume], drain_timeout: Duration, watch: Option<Watch>) {
+pub(crate) fn close_all(volumes: &[Volume], drain_timeout: Duration, watch: Option<Watch>) {
     watch.iter().for_each(Watch::order_end);
     volumes.iter().for_each(|volume| volume.shared.stop(drain_timeout));
     // Before any is released: a SET of one evicts at another for its quota.
@@ -69,7 +69,7 @@ impl Volume {
     }
 
     /// How it was closed; or how it is left to its threads by a `close()` whose `timeout` is over.
-    pub(super) fn shutdown(&self, timeout: Duration) -> Shutdown {
+    pub(crate) fn shutdown(&self, timeout: Duration) -> Shutdown {
         if let Some(done) = self.closed.get() {
             return *done;
         }

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use nix::sys::eventfd::EfdFlags;
 
-use crate::failure::FailureCode;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{EventFd, SegQueue};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::{EventFd, SegQueue};
+use crate::batch::failure::FailureCode;
 
 /// Whatever keeps a batch's memory alive; dropped by whoever takes the completion.
 pub type KeepAlive = Box<dyn Any + Send>;

@@ -20,7 +20,7 @@ pub struct Shutdown {
 
 impl Shutdown {
     /// How several volumes were left, as if they were one.
-    pub(super) fn of_all(all: impl Iterator<Item = Self>) -> Self {
+    pub(crate) fn of_all(all: impl Iterator<Item = Self>) -> Self {
         all.fold(Self { clean: true, ..Self::default() }, |sum, one| Self {
             clean: sum.clean && one.clean,
             partial_flush: sum.partial_flush || one.partial_flush,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::directory::Directory;
 use crate::error::StoreError;
-use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The part of a file system that is left free, and the most it does.
 const AUTO_FREE_PART: u64 = 20;
@@ -12,13 +12,13 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 
 /// Capacity of a store and what of it is taken.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct SpaceAccount {
     pub(crate) capacity_bytes: u64,
     used_bytes: AtomicU64,
     floor: Option<(Arc<Directory>, Option<u64>)>,
 }
 
-impl Budget {
+impl SpaceAccount {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
         Self { capacity_bytes, used_bytes: AtomicU64::new(0), floor: None }
@@ -121,13 +121,13 @@ mod tests {
 
     #[test]
     fn never_over_capacity() {
-        let budget = Budget::new(100);
-        assert!(budget.reserve(60, 40));
-        assert!(!budget.reserve(41, 0) && !budget.reserve(30, 11) && !budget.reserve(u64::MAX, 1));
-        assert!(budget.reserve(40, 0));
-        assert_eq!((budget.used_bytes(), budget.left_bytes()), (100, 0));
-        budget.release(60);
-        assert!(budget.reserve(60, 0));
+        let space = SpaceAccount::new(100);
+        assert!(space.reserve(60, 40));
+        assert!(!space.reserve(41, 0) && !space.reserve(30, 11) && !space.reserve(u64::MAX, 1));
+        assert!(space.reserve(40, 0));
+        assert_eq!((space.used_bytes(), space.left_bytes()), (100, 0));
+        space.release(60);
+        assert!(space.reserve(60, 0));
     }
 
     #[test]
@@ -135,16 +135,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let directory = Arc::new(Directory::open(directory.path()).unwrap());
         let free_bytes = |min_free| {
-            Budget::new(1 << 50).with_floor(&directory, min_free).free_above_floor_bytes()
+            SpaceAccount::new(1 << 50).with_floor(&directory, min_free).free_above_floor_bytes()
         };
         let all = free_bytes(Some(0));
         assert!(all > 0 && free_bytes(None) < all);
         let most = Some(all + (1 << 40));
-        let budget = Budget::new(1 << 50).with_floor(&directory, most);
-        let error = budget.reserve_growth(4096).unwrap_err().to_string();
+        let space = SpaceAccount::new(1 << 50).with_floor(&directory, most);
+        let error = space.reserve_growth(4096).unwrap_err().to_string();
         assert!(error.contains("min_free") && error.contains("4096"), "{error}");
-        assert_eq!(budget.used_bytes(), 0);
+        assert_eq!(space.used_bytes(), 0);
         // What is there already is no growth.
-        assert!(budget.reserve(4096, 0));
+        assert!(space.reserve(4096, 0));
     }
 }

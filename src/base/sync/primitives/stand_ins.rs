@@ -113,7 +113,9 @@ pub(crate) use weak_queue::SegQueue;
 mod weak_queue {
     use std::sync::Mutex;
 
-    use crate::sync::primitives::modelled::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+    use crate::base::sync::primitives::modelled::atomic::{
+        AtomicBool, AtomicUsize, Ordering, fence,
+    };
 
     /// Most elements from its start to its end.
     const SLOTS: usize = 4;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::sync::Mutex;
+use crate::base::sync::Mutex;
 
 /// The account of SETs under way.
 pub(crate) struct Backlog {

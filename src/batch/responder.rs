@@ -3,10 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::completion_queue::{Completion, CompletionQueue, KeepAlive};
-use crate::failure::{FailureCode, FailureReason};
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::batch::completion_queue::{Completion, CompletionQueue, KeepAlive};
+use crate::batch::failure::{FailureCode, FailureReason};
 
 /// Keys of one submit that are still to be answered.
 pub(crate) struct Batch {
@@ -27,7 +27,7 @@ impl Batch {
         size: usize,
         keep_alive: KeepAlive,
         completions: &Arc<CompletionQueue>,
-    ) -> impl Iterator<Item = BatchItem> + use<> {
+    ) -> impl Iterator<Item = Responder> + use<> {
         completions.expect(size as u64);
         let batch = Arc::new(Self {
             future_id,
@@ -40,7 +40,7 @@ impl Batch {
         if size == 0 {
             batch.complete();
         }
-        (0..size).map(move |position| BatchItem { batch: Some(Arc::clone(&batch)), position })
+        (0..size).map(move |position| Responder { batch: Some(Arc::clone(&batch)), position })
     }
 
     fn count_down(&self) {
@@ -67,12 +67,12 @@ impl Batch {
 }
 
 /// The right, and the duty, to answer one key of a batch. Dropped unanswered, it answers "failed".
-pub(crate) struct BatchItem {
+pub(crate) struct Responder {
     batch: Option<Arc<Batch>>,
     position: usize,
 }
 
-impl BatchItem {
+impl Responder {
     /// The key was stored or loaded.
     pub(crate) fn succeed(mut self) {
         if let Some(batch) = self.batch.take() {
@@ -106,7 +106,7 @@ impl BatchItem {
     }
 }
 
-impl Drop for BatchItem {
+impl Drop for Responder {
     fn drop(&mut self) {
         if let Some(batch) = self.batch.take() {
             let reason = || FailureReason::new(FailureCode::Abandoned, "the operation was dropped");
@@ -121,7 +121,7 @@ impl Drop for BatchItem {
 mod tests {
     use super::*;
 
-    fn started(size: usize) -> (Arc<CompletionQueue>, Vec<BatchItem>) {
+    fn started(size: usize) -> (Arc<CompletionQueue>, Vec<Responder>) {
         let completions = Arc::new(CompletionQueue::new().unwrap());
         let items = Batch::start(7, size, Box::new(()), &completions).collect();
         (completions, items)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use crate::block::BLOCK_BYTES;
+use crate::base::block::BLOCK_BYTES;
 
 /// A span of the caller's memory: what a SET reads and a GET fills.
 #[derive(Clone, Copy, Debug)]

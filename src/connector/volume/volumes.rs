@@ -6,25 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::volume::Volume;
+use crate::base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::mpsc::{Receiver, RecvTimeoutError};
+use crate::base::sync::thread::{Builder, JoinHandle};
+use crate::base::thread::join;
 use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, Operation, is_of_path};
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::mpsc::{Receiver, RecvTimeoutError};
-use crate::sync::thread::{Builder, JoinHandle};
-use crate::thread::join;
 
 /// A path that opening has left out.
 #[derive(Clone, Debug)]
-pub(super) struct Unavailable {
-    pub(super) path: PathBuf,
-    pub(super) reason: String,
+pub(crate) struct Unavailable {
+    pub(crate) path: PathBuf,
+    pub(crate) reason: String,
 }
 
 impl Unavailable {
-    pub(super) fn new(path: &Path, error: &OpenError) -> Self {
+    pub(crate) fn new(path: &Path, error: &OpenError) -> Self {
         let reason = error.to_string();
         log::error!("{} is left out: {reason}; its keys are missed", path.display());
         Self { path: path.to_owned(), reason }
@@ -35,14 +35,14 @@ impl Unavailable {
 pub(crate) struct Volumes {
     /// Also those that have failed.
     pub(crate) all: Box<[Volume]>,
-    pub(super) unavailable: Vec<Unavailable>,
+    pub(crate) unavailable: Vec<Unavailable>,
     placement: Placement,
     live: AtomicU32,
     epoch: AtomicU64,
 }
 
 impl Volumes {
-    pub(super) fn new(
+    pub(crate) fn new(
         all: Vec<Volume>,
         unavailable: Vec<Unavailable>,
         (placement, epoch): (Placement, u64),
@@ -57,7 +57,7 @@ impl Volumes {
     }
 
     /// Starts every volume. Returns the error of one with its number; those before it run.
-    pub(super) fn start(
+    pub(crate) fn start(
         &mut self,
         alarm: &Alarm,
         make_engine: &MakeEngine,
@@ -78,12 +78,12 @@ impl Volumes {
         self.live_set().iter().map(|number| &self.all[number])
     }
 
-    pub(super) fn is_live(&self, number: usize) -> bool {
+    pub(crate) fn is_live(&self, number: usize) -> bool {
         self.live_set().contains(number)
     }
 
     /// Those in use now.
-    pub(super) fn live_set(&self) -> VolumeSet {
+    pub(crate) fn live_set(&self) -> VolumeSet {
         VolumeSet(self.live.load(Ordering::SeqCst))
     }
 
@@ -159,7 +159,7 @@ impl Volumes {
     }
 
     /// Which volume a key belongs to while those in `live` are in use.
-    pub(super) fn number_of(&self, digest: Digest, live: VolumeSet) -> usize {
+    pub(crate) fn number_of(&self, digest: Digest, live: VolumeSet) -> usize {
         let holds = |number: &usize| {
             let volume = &self.all[*number];
             volume.shared.cache.config.keeps_misplaced && volume.index().is_stored(digest)
@@ -169,7 +169,7 @@ impl Volumes {
     }
 
     /// The volume of all keys, if there is only one.
-    pub(super) fn only(&self) -> Option<&Volume> {
+    pub(crate) fn only(&self) -> Option<&Volume> {
         match &*self.all {
             [only] => Some(only),
             _ => None,
@@ -177,7 +177,7 @@ impl Volumes {
     }
 
     /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
-    pub(super) fn ask_each<K: AsRef<str>>(
+    pub(crate) fn ask_each<K: AsRef<str>>(
         &self,
         keys: &[K],
         mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
@@ -201,12 +201,12 @@ impl Volumes {
     }
 
     /// Operations of a batch of `expected` keys, for each volume.
-    pub(super) fn operations(&self, expected: usize) -> Vec<Vec<Operation>> {
+    pub(crate) fn operations(&self, expected: usize) -> Vec<Vec<Operation>> {
         let expected = if self.only().is_some() { expected } else { 0 };
         self.all.iter().map(|_| Vec::with_capacity(expected)).collect()
     }
 
-    pub(super) fn push(&self, operations: Vec<Vec<Operation>>) {
+    pub(crate) fn push(&self, operations: Vec<Vec<Operation>>) {
         for (volume, operations) in self.all.iter().zip(operations) {
             volume.shared.push(operations);
         }
@@ -236,13 +236,13 @@ const END: usize = usize::MAX;
 const NOTE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The thread that takes failed volumes out of use.
-pub(super) struct Watch {
+pub(crate) struct Watch {
     alarm: Alarm,
     thread: JoinHandle<()>,
 }
 
 impl Watch {
-    pub(super) fn start(
+    pub(crate) fn start(
         volumes: &Arc<Volumes>,
         (alarm, alarms): (Alarm, Receiver<usize>),
     ) -> std::io::Result<Self> {
@@ -273,12 +273,12 @@ impl Watch {
     }
 
     /// It takes nothing out of use any more, but for what it is at.
-    pub(super) fn order_end(&self) {
+    pub(crate) fn order_end(&self) {
         let _ = self.alarm.send(END);
     }
 
     /// Waits for its end: a device may take any time for a note.
-    pub(super) fn join(self) {
+    pub(crate) fn join(self) {
         join(self.thread, "no path that failed was left out");
     }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the maintenance thread looks.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_secs(1);
@@ -24,18 +24,18 @@ pub(crate) enum FilesChange {
 }
 
 #[derive(Default)]
-pub(crate) struct Presence {
+pub(crate) struct DirectoryWatch {
     is_missed: AtomicBool,
-    state: Mutex<PresenceState>,
+    state: Mutex<DirectoryWatchState>,
 }
 
 #[derive(Default)]
-struct PresenceState {
+struct DirectoryWatchState {
     misses: u32,
     reason: Option<Arc<str>>,
 }
 
-impl Presence {
+impl DirectoryWatch {
     /// Why the next open would not find what is stored now, if so. Then nothing is stored any more.
     pub(crate) fn reason(&self) -> Option<Arc<str>> {
         match self.is_missed.load(Ordering::Relaxed) {
@@ -80,10 +80,11 @@ mod tests {
 
     #[test]
     fn files_are_missed_after_two_looks_in_a_row_and_once() {
-        let presence = Presence::default();
+        let directory_watch = DirectoryWatch::default();
         let look = |missed: Option<&str>, has_others| {
-            let told = presence.note(missed.map(str::to_owned), Path::new("/store"), has_others);
-            (told, presence.reason().map(|reason| reason.to_string()))
+            let told =
+                directory_watch.note(missed.map(str::to_owned), Path::new("/store"), has_others);
+            (told, directory_watch.reason().map(|reason| reason.to_string()))
         };
         let (gone, nothing) = (Some("gone".to_owned()), (None, None));
         let missed = Some(FilesChange::Missed("gone".to_owned()));

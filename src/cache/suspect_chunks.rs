@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use crate::base::sync::Mutex;
+use crate::base::sync::atomic::{AtomicUsize, Ordering};
 use crate::index::ChunkVersion;
 use crate::key::Digest;
-use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// Chunks in doubt that are remembered. Those past it are kept as well, and doubted when they fail the next time.
 const MOST_DOUBTS: usize = 4096;
@@ -18,7 +18,7 @@ const MOST_DOUBTS: usize = 4096;
 const LONGEST_DOUBT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
-struct Doubt {
+struct SuspectChunk {
     version: ChunkVersion,
     since: Instant,
     /// Successful reads of the device until then.
@@ -36,12 +36,12 @@ pub(crate) enum Finding {
 }
 
 #[derive(Default)]
-pub(crate) struct Doubts {
+pub(crate) struct SuspectChunks {
     count: AtomicUsize,
-    chunks: Mutex<HashMap<Digest, Doubt>>,
+    chunks: Mutex<HashMap<Digest, SuspectChunk>>,
 }
 
-impl Doubts {
+impl SuspectChunks {
     /// A chunk could not be read now. `successes` is the number of reads that succeeded until now.
     pub(crate) fn add(
         &self,
@@ -62,7 +62,7 @@ impl Doubts {
         if is_confirmed {
             chunks.remove(&digest);
         } else if before.is_some() || chunks.len() < MOST_DOUBTS {
-            let doubt = Doubt { version, since: now, successes, may_be_its_extent };
+            let doubt = SuspectChunk { version, since: now, successes, may_be_its_extent };
             chunks.insert(digest, doubt);
         } else {
             // One that is not listed here is not to be looked at in idle moments either: that list would have no bound.
@@ -99,34 +99,34 @@ mod tests {
 
     #[test]
     fn a_chunk_is_unreadable_if_it_fails_again_while_others_do_not() {
-        let doubts = Doubts::default();
+        let suspects = SuspectChunks::default();
         let version = ChunkVersion { digest: Digest::of("k"), generation: 7 };
         let now = Instant::now();
-        let add = |successes, now| doubts.add(version, true, successes, now);
+        let add = |successes, now| suspects.add(version, true, successes, now);
         assert_eq!(add(5, now), Finding::New);
         assert_eq!(add(5, now), Finding::Known, "nothing was read in between");
-        assert!(doubts.hold(version.digest) && !doubts.hold(Digest::of("other")));
+        assert!(suspects.hold(version.digest) && !suspects.hold(Digest::of("other")));
         let later = now + 2 * LONGEST_DOUBT;
         assert_eq!(add(9, later), Finding::Known, "that was another outage");
-        assert_eq!(doubts.add(version, false, 10, later), Finding::Known, "that was the device");
+        assert_eq!(suspects.add(version, false, 10, later), Finding::Known, "that was the device");
         assert_eq!(add(11, later), Finding::Known);
         assert_eq!(add(12, later), Finding::Unreadable);
-        assert!(!doubts.are_there());
+        assert!(!suspects.are_there());
         assert_eq!(add(12, later), Finding::New);
         let younger = ChunkVersion { digest: Digest::of("k"), generation: 8 };
-        assert_eq!(doubts.add(younger, true, 99, later), Finding::New, "another chunk by now");
-        doubts.remove(younger.digest);
-        assert!(!doubts.are_there());
+        assert_eq!(suspects.add(younger, true, 99, later), Finding::New, "another chunk by now");
+        suspects.remove(younger.digest);
+        assert!(!suspects.are_there());
     }
 
     #[test]
     fn there_is_a_bound() {
-        let doubts = Doubts::default();
+        let suspects = SuspectChunks::default();
         for number in 0..2 * MOST_DOUBTS {
             let version = ChunkVersion { digest: Digest::of(&number.to_string()), generation: 1 };
             let expected = if number < MOST_DOUBTS { Finding::New } else { Finding::Known };
-            assert_eq!(doubts.add(version, true, 0, Instant::now()), expected);
+            assert_eq!(suspects.add(version, true, 0, Instant::now()), expected);
         }
-        assert_eq!(doubts.count.load(Ordering::Relaxed), MOST_DOUBTS);
+        assert_eq!(suspects.count.load(Ordering::Relaxed), MOST_DOUBTS);
     }
 }

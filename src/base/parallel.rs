@@ -2,7 +2,7 @@
 
 use std::panic::resume_unwind;
 
-use crate::sync::{Mutex, spawn_scoped};
+use crate::base::sync::{Mutex, spawn_scoped};
 
 /// The name of threads that open a path.
 pub(crate) const OPENING: &str = "kvring-open";

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
-use crate::time::Patience;
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::{Condvar, Mutex};
+use crate::base::time::Patience;
 
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct Sequencer {
     queued: AtomicU64,
     done: AtomicU64,
     is_refused: AtomicBool,
@@ -27,7 +27,7 @@ enum Halt {
     Ended,
 }
 
-impl Progress {
+impl Sequencer {
     /// One more is about to be queued. Returns how many that makes.
     pub(crate) fn note_queued(&self) -> u64 {
         self.queued.fetch_add(1, Ordering::SeqCst) + 1
@@ -86,7 +86,7 @@ impl Progress {
         self.is_done(ticket)
     }
 
-    /// What comes next is refused, for this reason, until [`Progress::resume`]. Says whether it was not before.
+    /// What comes next is refused, for this reason, until [`Sequencer::resume`]. Says whether it was not before.
     pub(crate) fn refuse(&self, reason: &str) -> bool {
         let mut halt = self.halt.lock();
         let is_new = matches!(*halt, Halt::Working);
@@ -134,61 +134,60 @@ mod tests {
 
     #[test]
     fn a_ticket_is_done_with_all_that_was_queued_before_it() {
-        let progress = Progress::default();
-        assert!(progress.is_done(progress.ticket()));
-        let first = progress.note_queued();
-        let second = progress.note_queued();
-        assert!(!progress.is_done(first));
-        progress.note_done(1);
-        assert!(progress.is_done(first) && !progress.is_done(second));
-        progress.note_done(1);
-        assert!(progress.wait(progress.ticket(), None));
+        let sequencer = Sequencer::default();
+        assert!(sequencer.is_done(sequencer.ticket()));
+        let first = sequencer.note_queued();
+        let second = sequencer.note_queued();
+        assert!(!sequencer.is_done(first));
+        sequencer.note_done(1);
+        assert!(sequencer.is_done(first) && !sequencer.is_done(second));
+        sequencer.note_done(1);
+        assert!(sequencer.wait(sequencer.ticket(), None));
     }
 
     #[test]
     fn a_wait_ends_with_its_patience() {
-        let progress = Progress::default();
-        let ticket = progress.note_queued();
+        let sequencer = Sequencer::default();
+        let ticket = sequencer.note_queued();
         let mut patience = Patience::new(Duration::from_millis(10));
-        assert!(!progress.wait(ticket, Some(&mut patience)));
+        assert!(!sequencer.wait(ticket, Some(&mut patience)));
         assert!(patience.step().is_none());
-        progress.note_done(1);
-        assert!(progress.wait(ticket, Some(&mut patience)));
+        sequencer.note_done(1);
+        assert!(sequencer.wait(ticket, Some(&mut patience)));
     }
 
     #[test]
     fn who_waits_is_woken_by_the_end() {
-        let progress = Arc::new(Progress::default());
-        let ticket = progress.note_queued();
+        let sequencer = Arc::new(Sequencer::default());
+        let ticket = sequencer.note_queued();
         let waiting = thread::spawn({
-            let progress = Arc::clone(&progress);
-            move || progress.wait(ticket, None)
+            let sequencer = Arc::clone(&sequencer);
+            move || sequencer.wait(ticket, None)
         });
-        progress.end();
+        sequencer.end();
         assert!(!waiting.join().unwrap());
     }
 
     #[test]
     fn a_wait_ends_where_what_comes_next_is_refused() {
-        let progress = Arc::new(Progress::default());
-        let ticket = progress.note_queued();
+        let sequencer = Arc::new(Sequencer::default());
+        let ticket = sequencer.note_queued();
         let waiting =
-            [Progress::wait_out, |progress: &Progress, ticket| progress.wait(ticket, None)].map(
-                |wait| {
-                    let progress = Arc::clone(&progress);
-                    thread::spawn(move || wait(&progress, ticket))
-                },
-            );
-        assert!(progress.refuse("full") && !progress.refuse("still full"));
-        assert_eq!(progress.refusal().as_deref(), Some("still full"));
+            [Sequencer::wait_out, |sequencer: &Sequencer, ticket| sequencer.wait(ticket, None)]
+                .map(|wait| {
+                    let sequencer = Arc::clone(&sequencer);
+                    thread::spawn(move || wait(&sequencer, ticket))
+                });
+        assert!(sequencer.refuse("full") && !sequencer.refuse("still full"));
+        assert_eq!(sequencer.refusal().as_deref(), Some("still full"));
         let [waits_out, waits] = waiting;
         assert!(!waits.join().unwrap());
-        assert!(!progress.wait(ticket, None));
-        progress.resume();
-        assert_eq!(progress.refusal(), None);
-        progress.note_done(1);
-        assert!(waits_out.join().unwrap() && progress.wait(ticket, None));
-        progress.end();
-        assert!(!progress.refuse("too late") && progress.refusal().is_none());
+        assert!(!sequencer.wait(ticket, None));
+        sequencer.resume();
+        assert_eq!(sequencer.refusal(), None);
+        sequencer.note_done(1);
+        assert!(waits_out.join().unwrap() && sequencer.wait(ticket, None));
+        sequencer.end();
+        assert!(!sequencer.refuse("too late") && sequencer.refusal().is_none());
     }
 }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 
-use super::opening::LockedStore;
 use super::shutdown::Shutdown;
+use crate::base::sync::Mutex;
+use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
-use crate::capacity::Budget;
-use crate::completion_queue::CompletionQueues;
 use crate::config::{Config, Durability};
+use crate::connector::opening::LockedStore;
 use crate::engine::{SyncListener, Waker, WatchedFiles};
 use crate::error::OpenError;
 use crate::evict::Quotas;
@@ -23,34 +23,34 @@ use crate::index::{ChunkVersion, RecordWriter, RecoveredIndex, Recovery, Sharing
 use crate::key::{Digest, Hashed};
 use crate::open_stores::OpenStore;
 use crate::reactor::{MakeEngine, ReactorEnd, ReactorGroup, Reactors};
-use crate::sync::Mutex;
+use crate::space_account::SpaceAccount;
 
 /// A path in use.
 pub(crate) struct Volume {
     pub(crate) shared: Arc<ReactorGroup>,
-    pub(super) id: StoreId,
+    pub(crate) id: StoreId,
     /// What it noted of other paths before it was opened.
-    pub(super) sharing: Sharing,
-    pub(super) budget: Arc<Budget>,
-    pub(super) recovery: Recovery,
+    pub(crate) sharing: Sharing,
+    pub(crate) space: Arc<SpaceAccount>,
+    pub(crate) recovery: Recovery,
     unverified: Vec<ChunkVersion>,
     watched_files: Arc<WatchedFiles>,
-    pub(super) threads: Mutex<Threads>,
+    pub(crate) threads: Mutex<Threads>,
     /// How its reactors ended, once they have.
-    pub(super) reactors_end: OnceLock<ReactorEnd>,
+    pub(crate) reactors_end: OnceLock<ReactorEnd>,
     /// How it was closed, once it is.
-    pub(super) closed: OnceLock<Shutdown>,
+    pub(crate) closed: OnceLock<Shutdown>,
 }
 
 /// What all volumes of a store have in common.
-pub(super) struct VolumeContext {
+pub(crate) struct VolumeContext {
     completions: Arc<CompletionQueues>,
     quotas: Quotas,
     write_budget: Arc<WriteBudget>,
 }
 
 impl VolumeContext {
-    pub(super) fn new(config: &Config, completions: &Arc<CompletionQueues>) -> Self {
+    pub(crate) fn new(config: &Config, completions: &Arc<CompletionQueues>) -> Self {
         let write_budget = WriteBudget::new(config.write_budget_bytes, Instant::now());
         Self {
             completions: Arc::clone(completions),
@@ -63,7 +63,7 @@ impl VolumeContext {
 impl Volume {
     /// Opens what was looked at, makes what is missing, and recovers the chunks. `config` is of that path alone. Its files are those
     /// of `watched_files`.
-    pub(super) fn open(
+    pub(crate) fn open(
         config: Config,
         watched_files: &Arc<WatchedFiles>,
         locked: Option<LockedStore>,
@@ -74,11 +74,11 @@ impl Volume {
         let wakers: io::Result<Vec<_>> = (0..config.reactors()).map(|_| Waker::new()).collect();
         let wakers = wakers.map_err(io_error("make an eventfd for"))?;
         let LockedStore { location, index, files } = LockedStore::prepare(locked, &config)?;
-        let budget = Arc::new(location.budget(&config));
-        warn_of_floor(&path, &budget);
+        let space = Arc::new(location.space(&config));
+        warn_of_floor(&path, &space);
         let sharing = index.sharing();
-        let index = index.take_over(&budget, config.clock.now_ms())?;
-        let store = location.open_store(&config, files, &budget, &index, &wakers)?;
+        let index = index.take_over(&space, config.clock.now_ms())?;
+        let store = location.open_store(&config, files, &space, &index, &wakers)?;
         let RecoveredIndex { index, recovery, unverified } =
             index.recover(&*store, &config, &context.quotas);
         let id = index.store_id().map_err(io_error("read the index of"))?;
@@ -92,7 +92,7 @@ impl Volume {
             shared,
             id,
             sharing,
-            budget,
+            space,
             recovery,
             unverified,
             watched_files: Arc::clone(watched_files),
@@ -103,7 +103,7 @@ impl Volume {
     }
 
     /// Drops every chunk that does not stay, by its digest, and counts it as one of another path, or as one that may be stale.
-    pub(super) fn drop_not_owned(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
+    pub(crate) fn drop_not_owned(&mut self, is_stale: bool, stays: impl Fn(Digest) -> bool) {
         let count = self.shared.cache.retain(|digest| !is_stale && stays(digest));
         self.recovery.kept -= count.min(self.recovery.kept);
         match is_stale {
@@ -113,7 +113,7 @@ impl Volume {
     }
 
     /// Starts its threads, and notes that it is open.
-    pub(super) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
+    pub(crate) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
         let (shared, recovery) = (&self.shared, &self.recovery);
         let path = self.path();
         let level = if recovery.torn > 0 { log::Level::Warn } else { log::Level::Info };
@@ -126,7 +126,7 @@ impl Volume {
             );
         }
         shared.cache.fit_capacity();
-        warn_of_capacity(path, &self.budget);
+        warn_of_capacity(path, &self.space);
         let mut threads = self.threads.lock();
         let unverified = std::mem::take(&mut self.unverified);
         let started = threads.start(
@@ -143,13 +143,13 @@ impl Volume {
         })
     }
 
-    pub(super) fn index(&self) -> &ChunkIndex {
+    pub(crate) fn index(&self) -> &ChunkIndex {
         &self.shared.cache.index
     }
 
     /// Which of `keys`, all of this volume, are stored and can be loaded, at most up to the first miss if it `stops_at_miss`; leases
     /// them.
-    pub(super) fn contains_each<'key>(
+    pub(crate) fn contains_each<'key>(
         &self,
         keys: impl Iterator<Item = Hashed<'key>>,
         stops_at_miss: bool,
@@ -158,7 +158,7 @@ impl Volume {
         self.shared.cache.contains_each(keys, stops_at_miss, can_be_loaded)
     }
 
-    pub(super) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
+    pub(crate) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
         match self.shared.has_failed() {
             true => vec![false; keys.len()],
             false => {
@@ -168,13 +168,13 @@ impl Volume {
         }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.shared.cache.config.path()
     }
 }
 
 #[derive(Default)]
-pub(super) struct Threads {
+pub(crate) struct Threads {
     writer: Option<RecordWriter>,
     reactors: Option<Reactors>,
     growth: Option<CacheThread>,
@@ -219,13 +219,13 @@ impl Threads {
     }
 
     /// Waits for the reactors, which have been asked to stop.
-    pub(super) fn join_reactors(&mut self) -> ReactorEnd {
+    pub(crate) fn join_reactors(&mut self) -> ReactorEnd {
         self.reactors.take().map_or(ReactorEnd::Leaked, Reactors::join)
     }
 
     /// Ends all others, when the reactors have ended. Says whether all changes of records are written; answers that wait for one that
     /// is not, fail.
-    pub(super) fn end_others(&mut self, shared: &ReactorGroup) -> bool {
+    pub(crate) fn end_others(&mut self, shared: &ReactorGroup) -> bool {
         // They free extents, which needs the files; what was queued may have needed them until now.
         [self.maintenance.take(), self.flushes.take(), self.growth.take()]
             .into_iter()
@@ -251,8 +251,8 @@ fn note_files_change(shared: &ReactorGroup, change: FilesChange) {
     }
 }
 
-fn warn_of_floor(path: &Path, budget: &Budget) {
-    if let Some((floor_bytes, all_bytes)) = budget.floor_above_all() {
+fn warn_of_floor(path: &Path, space: &SpaceAccount) {
+    if let Some((floor_bytes, all_bytes)) = space.floor_above_all() {
         log::warn!(
             "{}: min_free = {} is more than its file system has, {} in all: the store cannot grow; lower min_free",
             path.display(),
@@ -262,10 +262,10 @@ fn warn_of_floor(path: &Path, budget: &Budget) {
     }
 }
 
-fn warn_of_capacity(path: &Path, budget: &Budget) {
-    let (used_bytes, capacity_bytes) = (budget.used_bytes(), budget.capacity_bytes);
-    let most_bytes = used_bytes.saturating_add(budget.free_above_floor_bytes());
-    if most_bytes < capacity_bytes && budget.floor_above_all().is_none() {
+fn warn_of_capacity(path: &Path, space: &SpaceAccount) {
+    let (used_bytes, capacity_bytes) = (space.used_bytes(), space.capacity_bytes);
+    let most_bytes = used_bytes.saturating_add(space.free_above_floor_bytes());
+    if most_bytes < capacity_bytes && space.floor_above_all().is_none() {
         log::warn!(
             "{}: capacity is {capacity_bytes} bytes, but the file system has only {most_bytes} bytes for the store: \
              {used_bytes} that it takes, and what is free above min_free; it evicts within these; free space there, lower \
