@@ -43,7 +43,6 @@ from benches.compare.harness.workload import (
 )
 from benches.compare.parts import deletes
 from benches.compare.parts.mixed import MixedSetting
-from benches.compare.parts.server import mean_of
 from benches.compare.report import table_of
 from tests.python.conftest import bare_loop_device
 
@@ -118,19 +117,6 @@ def test_fio_json_after_a_warning() -> None:
     job = {"write": side, "usr_cpu": 5.0, "sys_cpu": 15.0, "job_runtime": 1000}
     values = parse_fio("fio: a warning\n" + json.dumps({"jobs": [job]}), "put")
     assert values == pytest.approx({RATE: 2000.0, CPU: 0.1})
-
-
-def test_mean_of_a_histogram() -> None:
-    page = """# TYPE load_GBy histogram
-load_GBy_bucket{le="1.0"} 1.0
-load_GBy_sum{l2_name="a"} 3.0
-load_GBy_count{l2_name="a"} 2.0
-load_GBy_sum{l2_name="b"} 5.0
-load_GBy_count{l2_name="b"} 2.0
-reload_GBy_sum 100.0
-"""
-    assert mean_of(page, "load") == 2.0
-    assert mean_of(page, "store") == 0.0
 
 
 def place_on(raw_device: Path, directory: Path) -> Place:

@@ -1,7 +1,11 @@
-"""LMCache's bench client for a running server: how it is started and what it reports."""
+"""LMCache's bench client for a running server: how it is started and what it reports.
+
+As a program it is that client itself, which then asks every `POLL_INTERVAL_S`.
+"""
 
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -15,6 +19,9 @@ from tests.support.lmcache_command import (
 CHUNKS_PER_REQUEST = 8
 TOKENS_PER_REQUEST = 256 * CHUNKS_PER_REQUEST
 
+# The client itself asks every 50 ms whether its prefix is there: most loads take less.
+POLL_INTERVAL_S = 0.0005
+
 # From 0.5.7 on it tells the number of ranks too.
 _CHECKSUM = rf"CHECKSUM: ([0-9a-f]+) \((?:1 ranks, )?{CHUNKS_PER_REQUEST} chunks\)"
 
@@ -25,6 +32,7 @@ class Request:
 
     hit_chunks: int = 0
     total_chunks: int = 0
+    lookup_ms: float = 0.0
     checksum: str | None = None
     retrieved_tokens: int = 0
     stored_tokens: int = 0
@@ -39,16 +47,23 @@ class ClientRun:
     matching_sequences: list[int]
 
 
-def run_client(rpc_url: str, http_url: str, request_count: int, block_count: int) -> ClientRun:
-    """Run the client against a server and return what it reported."""
-    command = lmcache_command(
+def run_client(
+    rpc_url: str, http_url: str, request_count: int, block_count: int, *, is_timed: bool = False
+) -> ClientRun:
+    """Run the client against a server and return what it reported.
+
+    ``is_timed``: it asks so often that ``lookup_ms`` is what a request waits for.
+    """
+    program = [sys.executable, "-m", __name__] if is_timed else lmcache_command()
+    command = [
+        *program,
         *("bench", "server", "--mode", "cpu", "--transfer-mode", "lmcache_driven"),
         *("--rpc-url", rpc_url, "--url", http_url),
         *("--num-tokens", str(TOKENS_PER_REQUEST)),
         *("--kvcache-shape-spec", f"(2,{block_count},16,8,128):float16:8"),
         *("--start", "0", "--end", str(request_count), "--interval", "0.2"),
         *_block_options(),
-    )
+    ]
     try:
         finished = subprocess.run(
             command,
@@ -81,7 +96,7 @@ def _block_options() -> list[str]:
 
 def parse_output(output: str) -> ClientRun:
     """Read the client's lines about requests, and refuse any that is not a success."""
-    fields: dict[tuple[str, int], dict[str, int | str]] = {}
+    fields: dict[tuple[str, int], dict[str, float | str]] = {}
     matching: list[int] = []
     for line in output.splitlines():
         if not line.startswith("  [seq "):
@@ -101,9 +116,13 @@ def parse_output(output: str) -> ClientRun:
     )
 
 
-def _parse_details(text: str) -> dict[str, int | str] | None:
-    if found := re.fullmatch(r"LOOKUP: (\d+)/(\d+) chunks hit \(.* ms\)", text):
-        return {"hit_chunks": int(found[1]), "total_chunks": int(found[2])}
+def _parse_details(text: str) -> dict[str, float | str] | None:
+    if found := re.fullmatch(r"LOOKUP: (\d+)/(\d+) chunks hit \((.*) ms\)", text):
+        return {
+            "hit_chunks": int(found[1]),
+            "total_chunks": int(found[2]),
+            "lookup_ms": float(found[3]),
+        }
     if found := re.fullmatch(_CHECKSUM, text):
         return {"checksum": found[1]}
     if found := re.fullmatch(r"RETRIEVE: retrieved \((\d+) tokens, .*\)", text):
@@ -114,10 +133,24 @@ def _parse_details(text: str) -> dict[str, int | str] | None:
 
 
 def _requests_of(
-    phase: str, fields: dict[tuple[str, int], dict[str, int | str]]
+    phase: str, fields: dict[tuple[str, int], dict[str, float | str]]
 ) -> dict[int, Request]:
     return {
         sequence: Request(**details)  # type: ignore[arg-type]
         for (of_phase, sequence), details in fields.items()
         if of_phase == phase
     }
+
+
+def _main() -> None:
+    from lmcache.cli.commands.bench.server_bench import helpers
+    from lmcache.cli.main import main
+
+    poll = helpers._poll_prefetch_status
+    most_polls, interval_s = poll.__defaults__
+    poll.__defaults__ = (round(most_polls * interval_s / POLL_INTERVAL_S), POLL_INTERVAL_S)
+    main()
+
+
+if __name__ == "__main__":
+    _main()

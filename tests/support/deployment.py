@@ -84,10 +84,12 @@ class CacheServer:
         """End the server if it still runs."""
         self.kill()
 
-    def run_client(self, request_count: int, block_count: int) -> ClientRun:
+    def run_client(
+        self, request_count: int, block_count: int, *, is_timed: bool = False
+    ) -> ClientRun:
         """Run LMCache's client against this server; see ``bench_client``."""
         rpc_url = f"tcp://{self._machine.host}:{self._rpc_port}"
-        return run_client(rpc_url, self._http_url, request_count, block_count)
+        return run_client(rpc_url, self._http_url, request_count, block_count, is_timed=is_timed)
 
     def fetch(self, path: str) -> str:
         """Return a page of its HTTP server, such as ``/status``."""

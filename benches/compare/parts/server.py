@@ -1,31 +1,29 @@
 """What a request waits for: from L2 to an empty L1, in a real `lmcache server` with its own client.
 
-The client asks every 50 ms whether its prefix is there, so its own times tell little. The server's
-histogram `lmcache_mp_l2_load_throughput` has the bytes of each request by the time from the submit
-of its load to the end.
+A time is from the client's lookup until all chunks are in L1. The server's own histogram of
+throughput does not tell it: its clock starts when the submit has returned, and the transfer may be
+over by then.
 """
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
 from benches.compare.harness.peers import FS_NATIVE, KVRING, PLUGIN, PLUGIN_OFF
-from benches.compare.harness.samples import RATE, Sample, in_turn
+from benches.compare.harness.samples import P50, P90, Sample, in_turn, percentile
 from benches.compare.harness.session import PartResult, Session, progress
 from tests.support.adapter_spec import AdapterSpec, adapter_spec
 from tests.support.bench_client import CHUNKS_PER_REQUEST
 from tests.support.deployment import STORED_CHUNKS_METRIC, CacheServer
 from tests.support.devices import EXT4_LOOP, XFS_ZRAM
+from tests.support.lmcache_command import DeploymentError
 
 _REQUESTS = 10
 
 # Enough for the requests. Two numbers: no client finds its own values.
 _FIRST_BLOCKS = 1408
 _LATER_BLOCKS = 1536
-
-_THROUGHPUT = "lmcache_mp_l2_load_throughput"
 
 
 def run_on_disk(session: Session) -> PartResult:
@@ -55,14 +53,17 @@ def _run(session: Session, device_name: str) -> PartResult:
         for number, name in in_turn(list(specs), session.scale.server_rounds, first=0):
             progress(f"lmcache server, round {number + 1}: {name}")
             with CacheServer(specs[name], Path(work) / "server.log") as server:
-                server.run_client(_REQUESTS, _LATER_BLOCKS)
-                rate = mean_of(server.metrics(), _THROUGHPUT)
+                requests = server.run_client(_REQUESTS, _LATER_BLOCKS, is_timed=True).cold.values()
                 server.stop()
-            values = {RATE: rate * 1000}
+            if any(request.hit_chunks != CHUNKS_PER_REQUEST for request in requests):
+                raise DeploymentError(f"{name}: not every chunk was found in L2: {requests}")
+            times_ms = [request.lookup_ms for request in requests]
+            values = {P50: percentile(times_ms, 50), P90: percentile(times_ms, 90)}
             result.samples.append(Sample("load 64 MiB", name, number, values))
     result.notes.append(
         f"A request has {CHUNKS_PER_REQUEST} chunks of 8 MiB. Each round is a server of its own "
-        "with an empty L1 that is allocated lazily, as by default; the mean of its requests."
+        "with an empty L1 that is allocated lazily, as by default. A time is from the client's "
+        "lookup until all of them are in L1."
     )
     return result
 
@@ -79,22 +80,3 @@ def _specs(directory: Path) -> dict[str, AdapterSpec]:
         KVRING: kvring("native_plugin"),
         FS_NATIVE: {**fs_native, "use_odirect": True, "num_workers": 4},
     }
-
-
-def mean_of(metrics: str, name: str) -> float:
-    """Return the mean of a histogram.
-
-    Args:
-        metrics: A page in the format of Prometheus.
-        name: What the names of its series begin with.
-
-    Returns:
-        Sum over count, of all its labels together; 0.0 if nothing was observed.
-    """
-
-    def total(kind: str) -> float:
-        pattern = rf"^{name}\w*_{kind}(?:{{.*}})? (\S+)$"
-        return sum(float(value) for value in re.findall(pattern, metrics, re.MULTILINE))
-
-    count = total("count")
-    return total("sum") / count if count else 0.0

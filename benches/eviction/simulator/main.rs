@@ -1,5 +1,5 @@
 //! Hit ratios of the eviction policies: traces before caches of several sizes. Counts only, as JSON on standard output; the
-//! same arguments give the same bytes. `make eviction` runs it and makes docs/eviction.md of what it says.
+//! same arguments give the same bytes. `make eviction` runs it and writes a table of what it says.
 //!
 //! `cargo run --release --features bench --example eviction_simulator -- --requests 12000 --trace NAME=FILE`
 
