@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -71,33 +70,33 @@ class FailingPlan:
 
 @dataclass(frozen=True)
 class Scale:
-    """All that differs between a whole run and a quick one."""
+    """All that differs between a whole run, which the defaults are, and a quick one."""
 
-    rounds: int
-    plans: tuple[Plan, ...]
-    mixed: MixedPlan
-    mixed_rounds: int
-    failing: FailingPlan
-    failing_rounds: int
-    exists_keys: int
-    exists_time_s: float
-    deletes: int
-    delete_rounds: int
-    server_rounds: int
-    bursts: int
-    burst_rounds: int
-    engine_rounds: int
-    file_system_size_bytes: int
-    raw_device_size_bytes: int
-    second_device_size_bytes: int
-    kvring_capacity_bytes: int
-    every_peer: bool
+    rounds: int = 5
+    burst_rounds: int = 12
+    plans: tuple[Plan, ...] = (
+        Plan(4 * KIB, 32768, 32),
+        Plan(64 * KIB, 8192, 32),
+        Plan(256 * KIB, 2048, 16),
+        Plan(MIB, 768, 16),
+        Plan(4 * MIB, 256, 4),
+        Plan(32 * MIB, 32, 2),
+    )
+    mixed: MixedPlan = MixedPlan()
+    failing: FailingPlan = FailingPlan()
+    exists_keys: int = 32768
+    exists_time_s: float = 0.5
+    deletes: int = 130_000
+    bursts: int = 20
+    file_system_size_bytes: int = 14 * GIB
+    raw_device_size_bytes: int = 3 * GIB
+    second_device_size_bytes: int = 4 * GIB
+    kvring_capacity_bytes: int = 3 * GIB
+    every_peer: bool = True
 
     def with_rounds(self, rounds: int) -> Scale:
         """Return the same with so many rounds of everything."""
-        names = [one.name for one in fields(self) if one.name.endswith("rounds")]
-        changes: dict[str, Any] = dict.fromkeys(names, rounds)
-        return replace(self, **changes)
+        return replace(self, rounds=rounds, burst_rounds=rounds)
 
     @property
     def arena_half_size_bytes(self) -> int:
@@ -106,50 +105,18 @@ class Scale:
         return max(mixed, *(plan.size_bytes for plan in self.plans))
 
 
-FULL = Scale(
-    rounds=5,
-    plans=(
-        Plan(4 * KIB, 32768, 32),
-        Plan(64 * KIB, 8192, 32),
-        Plan(256 * KIB, 2048, 16),
-        Plan(MIB, 768, 16),
-        Plan(4 * MIB, 256, 4),
-        Plan(32 * MIB, 32, 2),
-    ),
-    mixed=MixedPlan(),
-    mixed_rounds=5,
-    failing=FailingPlan(),
-    failing_rounds=5,
-    exists_keys=32768,
-    exists_time_s=0.5,
-    deletes=130_000,
-    delete_rounds=5,
-    server_rounds=5,
-    bursts=20,
-    burst_rounds=12,
-    engine_rounds=5,
-    file_system_size_bytes=14 * GIB,
-    raw_device_size_bytes=3 * GIB,
-    second_device_size_bytes=4 * GIB,
-    kvring_capacity_bytes=3 * GIB,
-    every_peer=True,
-)
+FULL = Scale()
 
 QUICK = Scale(
-    rounds=3,
+    rounds=2,
+    burst_rounds=2,
     plans=(Plan(4 * KIB, 8192, 32), Plan(64 * KIB, 2048, 32), Plan(MIB, 256, 16)),
     mixed=MixedPlan(get_batches=60, loadable_chunks=256, kept_chunks=512),
-    mixed_rounds=1,
     failing=FailingPlan(chunk_count=256, window_s=0.5),
-    failing_rounds=1,
     exists_keys=4096,
     exists_time_s=0.1,
     deletes=20_000,
-    delete_rounds=1,
-    server_rounds=1,
     bursts=8,
-    burst_rounds=2,
-    engine_rounds=1,
     file_system_size_bytes=4 * GIB,
     raw_device_size_bytes=GIB,
     second_device_size_bytes=2 * GIB,

@@ -54,7 +54,7 @@ def run(session: Session) -> PartResult:
         result.device = {"name": device.name, **device.facts}
         with open_peers(peers, device, session, arena, _CHUNK_SIZE_BYTES, result) as clients:
             for name, client in clients.items():
-                for number in range(rounds.get(name, scale.delete_rounds)):
+                for number in range(rounds.get(name, scale.rounds)):
                     progress(f"{scale.deletes} deletes, round {number + 1}: {name}")
                     values = measure(client, arena, scale.deletes, number)
                     sync_file_system(device.directory)

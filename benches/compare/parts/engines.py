@@ -79,7 +79,7 @@ def _run(session: Session, program: str, *, slow: bool = False) -> PartResult:
     ):
         result.device = {"name": device.name, **device.facts}
         progress(f"{program}{', with a slow drive' if slow else ''}")
-        more = ["--rounds", str(session.scale.engine_rounds)]
+        more = ["--rounds", str(session.scale.rounds)]
         if group is not None:
             more += ["--control-group", str(group)]
         with subprocess.Popen(

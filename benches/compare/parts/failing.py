@@ -50,8 +50,8 @@ def run(session: Session) -> PartResult:
         if surviving is None:
             raise DeviceError("it needs a bare device: leave --path away")
         result.device = device.bare_facts
-        for round_number in range(session.scale.failing_rounds):
-            progress(f"failing, round {round_number + 1} of {session.scale.failing_rounds}")
+        for round_number in range(session.scale.rounds):
+            progress(f"failing, round {round_number + 1} of {session.scale.rounds}")
             with (
                 _log_kept_back(),
                 failing_disk(block, session.results_directory, size_bytes) as failing,

@@ -67,9 +67,7 @@ def _run(session: Session, device_name: str) -> PartResult:
         with open_peers(peers, device, session, arena, plan.chunk_size_bytes, result) as clients:
             runs = {name: MixedSetting(client, arena, plan) for name, client in clients.items()}
             variants = [(name, name, True) for name in clients] + [(KVRING_ALONE, KVRING, False)]
-            for number, (name, client_name, with_sets) in in_turn(
-                variants, session.scale.mixed_rounds
-            ):
+            for number, (name, client_name, with_sets) in in_turn(variants, session.scale.rounds):
                 progress(f"mixed, {device.name}, round {number + 1}: {name}")
                 cpu_before_s = process_cpu_s()
                 run = runs[client_name].measure(number, with_sets=with_sets)

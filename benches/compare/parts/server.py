@@ -50,7 +50,7 @@ def _run(session: Session, device_name: str) -> PartResult:
                 server.run_client(_REQUESTS, _FIRST_BLOCKS)
                 server.wait_for_metric(STORED_CHUNKS_METRIC, _REQUESTS * CHUNKS_PER_REQUEST)
                 server.stop()
-        for number, name in in_turn(list(specs), session.scale.server_rounds, first=0):
+        for number, name in in_turn(list(specs), session.scale.rounds, first=0):
             progress(f"lmcache server, round {number + 1}: {name}")
             with CacheServer(specs[name], Path(work) / "server.log") as server:
                 requests = server.run_client(_REQUESTS, _LATER_BLOCKS, is_timed=True).cold.values()
