@@ -11,14 +11,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 import torch
-from transformers import AutoConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
 from examples.gpu import __main__ as demo
 from examples.gpu import stage
-from examples.gpu.model import prompt, write_model
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run python -m examples.gpu")
@@ -46,14 +44,3 @@ def test_vllm_knows_the_arguments_of_the_engine() -> None:
     given = {keyword.arg for keyword in call.keywords}
     assert "kv_transfer_config" in given
     assert given <= {field.name for field in dataclasses.fields(EngineArgs)}
-
-
-def test_the_model_is_one_that_transformers_knows(tmp_path: Path) -> None:
-    config = AutoConfig.from_pretrained(write_model(tmp_path))
-    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-    assert (config.model_type, token_bytes) == ("llama", 32 << 10)
-
-
-def test_no_prompt_begins_as_another_one() -> None:
-    firsts = {tuple(prompt(tokens, number)[:16]) for tokens in (64, 128) for number in range(-1, 4)}
-    assert len(firsts) == 10

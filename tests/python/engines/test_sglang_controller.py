@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
 
 from kvring.sglang import HiCacheKvring
 from tests.python.engines.sglang_controller import Scheduler, lone_process
@@ -103,16 +102,6 @@ def test_a_hybrid_model_has_its_states_back(
         assert one.fetch("written again", LONGER).tokens == len(PROMPT)
 
 
-@BOTH_INTERFACES
-def test_an_mla_rank_that_does_not_write_says_so(store_path: Path, v1: bool) -> None:
-    options = kvring_options(store_path, v1=v1)
-    parallel = {"tp_rank": 1, "tp_size": 2}
-    with scheduler(options, "mla", parallel=parallel) as one:
-        assert one.write(PROMPT).completed_tokens == 0
-        assert one.fetch("nothing", PROMPT).found_tokens == 0
-    assert not store_path.exists()
-
-
 def test_a_hybrid_rank_that_does_not_write_kv_writes_its_states(store_path: Path) -> None:
     options = kvring_options(store_path)
     first = {"tp_rank": 0, "tp_size": 2}
@@ -128,23 +117,3 @@ def test_a_hybrid_rank_that_does_not_write_kv_writes_its_states(store_path: Path
             fetched = one.fetch("both", LONGER)
             assert (fetched.tokens, fetched.pool_hits["mamba"]) == (len(PROMPT), 1)
     assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1"]
-
-
-def test_sglangs_injector_of_failures_works_with_it(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = kvring_options(store_path)
-    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "0.5")
-    with scheduler(options) as one:
-        assert type(one.backend) is HiCacheStorageFailureInjector
-        written, fetched = set(), set()
-        for number in range(60):
-            prompt = [number, *PROMPT[1:]]
-            written.add(one.write(prompt).completed_tokens)
-            fetched.add(one.fetch(f"request-{number}", prompt).tokens)
-    # What came had the right bytes, or fetch() would have failed.
-    assert written == fetched == {0, len(PROMPT)}
-    monkeypatch.setenv("SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE", "1.0")
-    with scheduler(options, is_hybrid=True) as one:
-        assert one.write(PROMPT).completed_tokens == 0
-        assert one.fetch("all fails", PROMPT).found_tokens == 0

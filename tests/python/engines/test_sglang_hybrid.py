@@ -124,23 +124,6 @@ def test_a_transfer_of_another_length_is_a_miss_and_others_go_on(twins: Twins) -
         assert backend.batch_set_v2(transfers) == expected
 
 
-def test_block_groups_gate_no_hit(twins: Twins) -> None:
-    twins.store({PoolName.KV: KEYS[:6], PoolName.INDEXER: KEYS[:4]})
-    groups = PoolTransfer(
-        PoolName.SWA,
-        keys=KEYS[:2],
-        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
-        block_pages=2,
-        group_pages=1,
-    )
-    indexer = PoolTransfer(PoolName.INDEXER, hit_policy=PoolHitPolicy.ALL_PAGES)
-    for others, hit_pages in (([], 6), ([indexer], 4)):
-        expected = twins.kvring.batch_exists_v2(KEYS, others)
-        assert expected.kv_hit_pages == hit_pages
-        for transfers in ([groups, *others], [*others, groups]):
-            assert twins.kvring.batch_exists_v2(KEYS, transfers) == expected
-
-
 @pytest.mark.parametrize("draft", KINDS)
 def test_all_ranks_of_an_mla_model_load_the_draft_of_the_first(
     store_path: Path, tmp_path: Path, draft: str

@@ -1,10 +1,5 @@
 """A backend from when it knows its pools until after its close."""
 
-import random
-import threading
-import time
-from collections.abc import Callable
-
 import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
@@ -12,8 +7,7 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from tests.python.conftest import HANG_DEADLINE_S
-from tests.python.engines.sglang_host import BOTH_INTERFACES, KEYS, KINDS, OpenRank, page_keys
+from tests.python.engines.sglang_host import BOTH_INTERFACES, KEYS, KINDS, OpenRank
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,56 +63,3 @@ def test_all_is_a_miss_after_the_close(
     assert backend.batch_get_v2([state]) == {"mamba": [False] * 2}
     assert backend.batch_exists_v2(KEYS, [state]).kv_hit_pages == 0
     assert backend.get_stats() is None
-
-
-@BOTH_INTERFACES
-def test_three_threads_work_at_the_same_time(open_rank: OpenRank, v1: bool) -> None:
-    rank = open_rank(v1=v1, shape={"width": 200})
-    keys = page_keys(60, "threads")
-    stored = 0
-    failures: list[BaseException] = []
-    done = threading.Event()
-
-    def store() -> None:
-        nonlocal stored
-        for first in range(0, len(keys), 5):
-            assert rank.store(keys[first : first + 5], first_row=0) == [True] * 5
-            stored = max(stored, first + 5)
-            time.sleep(0.005)
-
-    def load() -> None:
-        choose = random.Random(1)
-        while not done.is_set():
-            before = stored
-            batch = choose.sample(keys, 8)
-            found = rank.load(batch, first_row=8)
-            assert None not in found, "wrong bytes"
-            assert all(ok for key, ok in zip(batch, found, strict=True) if key in keys[:before])
-
-    def ask() -> None:
-        while not done.is_set():
-            before = stored
-            leading = rank.backend.batch_exists(keys)
-            assert before <= leading <= stored + 5
-            assert rank.backend.exists(keys[0]) or not before
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - the test raises it
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in (load, ask)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            store()
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(HANG_DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads), "it hangs"
-    if failures:
-        raise failures[0]
-    assert rank.load(keys[:24]) == [True] * 24

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
 from kvring.ranks import SEGMENT_BYTES
-from tests.python.engines.sglang_host import KEYS, LAYERS, TOKENS, OpenRank, device_pool
+from tests.python.engines.sglang_host import KEYS, TOKENS, OpenRank
 
 BLOCK_BYTES = 4096
 # Of pools with few pages: a page of this width has a bit less than a segment, and each of its
@@ -24,17 +24,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def shape_of(width: int) -> dict[str, int]:
     """Return the shape of a pool with pages as long as the GPU's pool."""
     return {"width": width, "page_tokens": TOKENS}
-
-
-def test_the_widths_are_those_around_a_segment() -> None:
-    layer_bytes = [
-        TOKENS * device_pool("mla", **shape_of(width)).kv_cache_dim * 2
-        for width in (FITTING, TOO_LONG)
-    ]
-    blocks = [LAYERS * length_bytes / BLOCK_BYTES for length_bytes in layer_bytes]
-    assert blocks[0] < SEGMENT_BYTES / BLOCK_BYTES < blocks[1]
-    # In whole blocks each layer takes a bit more.
-    assert LAYERS * -(-layer_bytes[0] // BLOCK_BYTES) * BLOCK_BYTES > SEGMENT_BYTES
 
 
 @pytest.mark.parametrize(

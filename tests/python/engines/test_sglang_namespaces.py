@@ -78,22 +78,6 @@ def test_any_name_of_a_model_does(open_rank: OpenRank, model: str | None) -> Non
     assert rank.connector.usage() == {}
 
 
-def test_cleared_pages_are_gone_and_those_of_others_stay(open_rank: OpenRank) -> None:
-    other = open_rank(model_name="another")
-    other.store(KEYS)
-    other.close()
-    rank = open_rank()
-    rank.store(KEYS)
-    assert rank.backend.set(KEYS[0], torch.zeros(100, dtype=torch.uint8))
-    assert rank.backend.clear() is True
-    assert rank.backend.batch_exists(KEYS) == 0
-    assert not rank.backend.exists(KEYS[0])
-    assert rank.load(KEYS) == [False] * len(KEYS)
-    assert rank.store(KEYS) == [True] * len(KEYS)
-    rank.close()
-    assert open_rank(model_name="another").load(KEYS) == [True] * len(KEYS)
-
-
 def test_an_identity_stands_before_the_namespace(open_rank: OpenRank) -> None:
     other = open_rank(options={"identity": "other"})
     other.store(KEYS)

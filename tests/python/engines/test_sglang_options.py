@@ -30,15 +30,6 @@ from tests.support.sglang_pools import host_pool, make_backend, storage_config
 WHERE = "--hicache-storage-backend-extra-config"
 
 
-def test_each_rank_has_a_directory_of_its_own(open_rank: OpenRank, store_path: Path) -> None:
-    ranks = [open_rank(tp_rank=rank, tp_size=3) for rank in range(3)]
-    for version, rank in enumerate(ranks):
-        assert rank.store(KEYS, version) == [True] * len(KEYS)
-    for version, rank in enumerate(ranks):
-        assert rank.load(KEYS, version) == [True] * len(KEYS)
-    assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1", "rank-2"]
-
-
 def test_no_two_ranks_have_the_same_directory(store_path: Path) -> None:
     sizes = {"dp_rank": 2, "pp_rank": 2, "attn_cp_rank": 3, "tp_rank": 4}
     options = kvring_options(store_path)
@@ -48,21 +39,6 @@ def test_no_two_ranks_have_the_same_directory(store_path: Path) -> None:
         config = storage_config({}, pp_size=2, attn_cp_size=3, tp_size=4, **fields)
         paths.add(options_of_rank(config, options, fields["tp_rank"])["path"])
     assert paths == {f"{store_path}/rank-{number}" for number in range(48)}
-
-
-def test_a_store_on_several_disks(open_rank: OpenRank, store_path: Path) -> None:
-    paths = [str(store_path / "one"), str(store_path / "two-{rank}")]
-    rank = open_rank(options={"path": paths, "capacity": [64 * MIB] * 2}, tp_rank=1, tp_size=2)
-    assert rank.store(KEYS) == [True] * len(KEYS)
-    assert (store_path / "one" / "rank-1").is_dir()
-    assert (store_path / "two-1").is_dir()
-    assert rank.load(KEYS) == [True] * len(KEYS)
-
-
-def test_each_rank_has_a_port_of_its_own(open_rank: OpenRank, port: int) -> None:
-    options = {"metrics_port": port}
-    ranks = [open_rank(options=options, tp_rank=rank, tp_size=2) for rank in range(2)]
-    assert [rank.connector.metrics_port for rank in ranks] == [port, port + 1]
 
 
 @pytest.mark.root

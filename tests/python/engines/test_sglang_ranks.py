@@ -1,12 +1,8 @@
 """Ranks of a model that all have the same KV (MLA): the first one stores it, the others read it.
 
-All of them are processes of their own, or all are in this one, where time matters. In processes of
-their own none gives up on another before that counts as a hang (sglang_worker.py).
+tests/python/ranks has owners and readers in processes of their own, also such as are killed.
 """
 
-import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,9 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from tests.python.conftest import HANG_DEADLINE_S, MIB, bare_loop_device
-from tests.python.engines.processes import Process, processes
+from kvring.ranks import segments
+from kvring.ranks.reader import _Link
+from tests.python.conftest import MIB, bare_loop_device, until
 from tests.python.engines.sglang_host import KEYS, LAYOUTS, OpenRank, Rank, page_keys
 
 MISSING = page_keys(3, "missing")
@@ -27,33 +24,10 @@ SHAPE = {"width": 301}
 ALL = [True] * len(KEYS)
 NONE = [False] * len(KEYS)
 
-StartRank = Callable[..., Process]
-
-
-@pytest.fixture
-def start_rank(store_path: Path) -> Iterator[StartRank]:
-    """Start ranks in processes of their own."""
-    with processes("sglang_worker").started() as start:
-
-        def start_one(
-            number: int,
-            size: int,
-            *,
-            path: Path = store_path,
-            layout: str = LAYOUTS[0],
-            **more: Any,
-        ) -> Process:
-            fields = {"tp_rank": number, "tp_size": size, "shape": SHAPE, **more}
-            process = start("answer", str(path), ("mla", layout), fields)
-            assert process.hear() == "ready"
-            return process
-
-        yield start_one
-
 
 @pytest.fixture
 def open_rank(open_rank: OpenRank) -> OpenRank:
-    """Open ranks in this process."""
+    """Open ranks."""
 
     def open_one(number: int, size: int, *, layout: str = LAYOUTS[0], **more: Any) -> Rank:
         return open_rank("mla", layout, shape=SHAPE, tp_rank=number, tp_size=size, **more)
@@ -61,12 +35,9 @@ def open_rank(open_rank: OpenRank) -> OpenRank:
     return open_one
 
 
-def wait_for(reader: Process, found: int) -> None:
-    """Wait until a reader finds so many pages: it looks for its owner from time to time."""
-    deadline_s = time.monotonic() + HANG_DEADLINE_S
-    while (leading := reader.call("exists", KEYS)[0]) != found:
-        assert time.monotonic() < deadline_s, f"{leading} pages are found, not {found}"
-        time.sleep(0.05)
+def exists(rank: Rank, keys: list[str]) -> tuple[int, list[bool]]:
+    """Say how many leading pages there are, and which."""
+    return rank.backend.batch_exists(keys), [rank.backend.exists(key) for key in keys]
 
 
 @pytest.mark.parametrize(
@@ -74,68 +45,83 @@ def wait_for(reader: Process, found: int) -> None:
     [(2, "layer_first", True), (3, "page_first_direct", False), (4, "page_first", True)],
 )
 def test_all_ranks_load_what_the_first_has_stored(
-    start_rank: StartRank, store_path: Path, size: int, layout: str, v1: bool
+    open_rank: OpenRank, store_path: Path, size: int, layout: str, v1: bool
 ) -> None:
-    owner, *readers = (start_rank(rank, size, layout=layout, v1=v1) for rank in range(size))
-    assert readers[0].call("exists", KEYS) == (0, NONE)
-    assert readers[0].call("load", KEYS) == NONE
-    assert owner.call("store", KEYS) == ALL
+    owner, *readers = (open_rank(rank, size, layout=layout, v1=v1) for rank in range(size))
+    assert exists(readers[0], KEYS) == (0, NONE)
+    assert readers[0].load(KEYS) == NONE
+    assert owner.store(KEYS) == ALL
     for reader in readers:
-        assert reader.call("exists", [*KEYS, *MISSING]) == (len(KEYS), [*ALL, False, False, False])
-        assert reader.call("load", [*MISSING, *KEYS]) == [False, False, False, *ALL]
-        assert reader.call("load", []) == []
-        assert reader.call("exists", []) == (0, [])
+        assert exists(reader, [*KEYS, *MISSING]) == (len(KEYS), [*ALL, False, False, False])
+        assert reader.load([*MISSING, *KEYS]) == [False, False, False, *ALL]
+        assert (reader.load([]), exists(reader, [])) == ([], (0, []))
     assert [one.name for one in store_path.iterdir()] == ["rank-0"]
-    for process in (owner, *readers):
-        process.end()
 
 
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "closed"])
-def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(
-    start_rank: StartRank, is_killed: bool
-) -> None:
-    owner, readers = start_rank(0, 3), [start_rank(1, 3), start_rank(2, 3)]
-    assert owner.call("store", KEYS) == ALL
-    assert readers[0].call("load", KEYS) == ALL
-    assert readers[1].call("exists", KEYS) == (len(KEYS), ALL)
-    if is_killed:
-        owner.kill()
-    else:
-        owner.end()
+def test_without_its_owner_all_is_a_miss_until_there_is_a_new_one(open_rank: OpenRank) -> None:
+    owner, reader = open_rank(0, 2), open_rank(1, 2)
+    assert owner.store(KEYS) == ALL
+    assert reader.load(KEYS) == ALL
+    owner.close()
     for _ in range(10):
-        for reader in readers:
-            assert reader.call("exists", KEYS) == (0, NONE)
-            assert reader.call("load", KEYS) == NONE
-    start_rank(0, 3)
-    for reader in readers:
-        wait_for(reader, len(KEYS))
-        assert reader.call("load", KEYS) == ALL
+        assert exists(reader, KEYS) == (0, NONE)
+        assert reader.load(KEYS) == NONE
+    open_rank(0, 2)
+    until("the new owner", lambda: reader.load(KEYS) == ALL)
 
 
-def test_readers_store_nothing(start_rank: StartRank, store_path: Path) -> None:
-    owner, reader = start_rank(0, 2), start_rank(1, 2)
-    assert reader.call("store_by_all_calls", KEYS) == [NONE, NONE, False, False]
-    assert owner.call("exists", KEYS) == (0, NONE)
-    assert owner.call("store", KEYS) == ALL
-    assert reader.call("store_by_all_calls", KEYS) == [NONE, NONE, False, False]
-    assert reader.call("load", KEYS) == ALL
-    assert owner.call("load", KEYS) == ALL
+def test_a_reader_that_hangs_up_gives_its_segments_back(
+    open_rank: OpenRank, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvring.ranks.server._SEGMENT_DEADLINE_S", 1.0)
+    owner, reader = open_rank(0, 2), open_rank(1, 2)
+    assert owner.store(KEYS) == ALL
+    assert len(KEYS) > segments.SEGMENTS
+    lengths = owner.pages.pool.get_page_buffer_meta(owner.pages.rows([0]))[1]
+    # As a reader does before it copies, and then no more.
+    for key in KEYS[: segments.SEGMENTS]:
+        link = _Link(store_path / "rank-0", None)
+        link.send({"load": [owner.form().prefix, [key], list(lengths)]})
+        assert link.receive()[1] == [True]
+        link.close()
+    until("the reader has one", lambda: reader.load(KEYS[-1:]) == [True])
+
+
+def test_readers_store_nothing(open_rank: OpenRank, store_path: Path) -> None:
+    owner, reader = open_rank(0, 2), open_rank(1, 2)
+    backend, rows = reader.backend, reader.pages.rows(range(len(KEYS)))
+    page = torch.zeros(reader.pages.page_bytes, dtype=torch.uint8)
+    transfer = PoolTransfer(PoolName.KV, host_indices=rows, keys=KEYS)
+    for is_stored in (False, True):
+        reader.pages.fill(rows, KEYS, version=99)
+        assert backend.batch_set_v1(KEYS, rows) == NONE
+        assert backend.batch_set_v2([transfer])[PoolName.KV] == NONE
+        assert backend.set(KEYS[0], page) is backend.batch_set(KEYS, [page] * len(KEYS)) is False
+        assert exists(owner, KEYS) == ((len(KEYS), ALL) if is_stored else (0, NONE))
+        assert is_stored or owner.store(KEYS) == ALL
+        assert reader.load(KEYS) == owner.load(KEYS) == ALL
     assert [one.name for one in store_path.iterdir()] == ["rank-0"]
 
 
-def test_the_states_of_each_rank_are_its_own(start_rank: StartRank, store_path: Path) -> None:
+def test_the_states_of_each_rank_are_its_own(open_rank: OpenRank, store_path: Path) -> None:
+    state = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(4), keys=KEYS[:4])
     for life in range(2):
-        ranks = [start_rank(rank, 2, has_mamba=True) for rank in range(2)]
+        ranks = [open_rank(rank, 2, has_mamba=True) for rank in range(2)]
         if life == 0:
-            assert ranks[0].call("store", KEYS) == ALL
+            assert ranks[0].store(KEYS) == ALL
             for version, rank in enumerate(ranks):
-                assert rank.call("load_states", KEYS[:4], version) == [False] * 4
-                assert rank.call("store_states", KEYS[:4], version) == [True] * 4
+                assert rank.backend.batch_get_v2([state]) == {"mamba": [False] * 4}
+                assert rank.states is not None
+                rank.states.fill(state.host_indices, KEYS[:4], version)
+                assert rank.backend.batch_set_v2([state]) == {"mamba": [True] * 4}
         for version, rank in enumerate(ranks):
-            assert rank.call("load_states", KEYS[:4], version) == [True] * 4
-            assert rank.call("load", KEYS) == ALL
+            assert rank.states is not None
+            rank.states.wipe(state.host_indices)
+            assert rank.backend.batch_get_v2([state]) == {"mamba": [True] * 4}
+            assert rank.states.hold(state.host_indices, KEYS[:4], version) == [True] * 4
+            assert rank.load(KEYS) == ALL
         for rank in ranks:
-            rank.end()
+            rank.close()
     assert sorted(one.name for one in store_path.iterdir()) == ["rank-0", "rank-1"]
 
 
@@ -248,16 +234,12 @@ def test_ranks_read_from_the_first_one_of_their_own_group(
 
 
 @pytest.mark.root
-def test_ranks_find_the_index_of_a_device_elsewhere(tmp_path: Path, start_rank: StartRank) -> None:
+def test_ranks_find_the_index_of_a_device_elsewhere(tmp_path: Path, open_rank: OpenRank) -> None:
     with bare_loop_device(tmp_path, 64 * MIB) as device:
         (tmp_path / "disk-0").symlink_to(device.path)
-        index_path = tmp_path / "index"
-        index_path.mkdir()
+        options = {"capacity": "all", "index_path": str(tmp_path / "index")}
         path = tmp_path / "disk-{rank}"
-        options = {"capacity": "all", "index_path": str(index_path)}
-        owner, reader = (start_rank(rank, 2, path=path, options=options) for rank in range(2))
-        assert owner.call("store", KEYS) == ALL
-        wait_for(reader, len(KEYS))
-        assert reader.call("load", KEYS) == ALL
-        owner.end()
-    shutil.rmtree(index_path)
+        owner, reader = (open_rank(rank, 2, path=path, options=options) for rank in range(2))
+        assert owner.store(KEYS) == ALL
+        assert reader.load(KEYS) == ALL
+        owner.close()

@@ -30,23 +30,6 @@ from tests.python.engines.vllm_engine import (
     number_of,
     stored_by,
 )
-from tests.support.vllm_config import key_of
-
-
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
-def test_what_is_touched_stays(make_engine: MakeEngine, store_path: Path, eviction: str) -> None:
-    """The chunks are used in the tiers above, which alone know of it."""
-    tier = kvring_tier(store_path, SMALL_BYTES, eviction=eviction, lease_s=0)
-    engine = make_engine([tier])
-    hot, cold = range(8), range(100, 108)
-    engine.put([*hot, *cold])
-    for first in range(1000, 1000 + 2 * SMALL_BYTES // ROW_BYTES, ROWS):
-        with engine.request() as request, engine.manager.lock:
-            engine.manager.touch([key_of(number) for number in hot], request)
-        engine.put(range(first, first + ROWS))
-    assert engine.store.stats()["evicted"] > SMALL_BYTES // ROW_BYTES // 2
-    assert engine.found(hot) == [True] * len(hot)
-    assert engine.found(cold) == [False] * len(cold)
 
 
 def number_in(stored: str) -> int:
@@ -99,22 +82,6 @@ def test_the_capacity_holds_and_events_tell_what_is_there(
     after = all_told(engine, events) - {1 << 20}
     assert after <= {number for number in numbers if found[number]} <= before
     assert disk_bytes(store_path) <= SMALL_BYTES
-
-
-def test_events_come_in_pieces(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no step of the scheduler takes long after a start with millions of chunks."""
-    monkeypatch.setattr("kvring.vllm.tier._MOST_EVENTS", 3)
-    engine = make_engine(events=True)
-    engine.put(range(8))
-    engine.shutdown()
-    engine = make_engine(events=True)
-    engine.put([100])
-    steps = []
-    while step := engine.events():
-        steps.append(step)
-    assert all(sum(len(event.keys) for event in step) <= 2 * 3 for step in steps)
-    assert stored_by([event for step in steps for event in step]) == {*range(8), 100}
-    assert {number_of(key) for key in steps[-1][-1].keys} == {100}
 
 
 def test_all_figures_are_defined(make_engine: MakeEngine, store_path: Path) -> None:

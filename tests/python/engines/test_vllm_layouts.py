@@ -106,15 +106,6 @@ def test_the_namespace_has_the_digest_of_vllms_own_file_tier(
     assert {key.split("@")[1] for key, _ in keys} == {"00000000"}
 
 
-def test_a_model_whose_name_has_an_at_sign_is_stored(make_engine: MakeEngine) -> None:
-    engine = make_engine(model="org/model@v2")
-    engine.put(FEW)
-    engine.evict()
-    assert engine.found(FEW) == [True] * len(FEW)
-    (namespace,) = engine.store.usage()
-    assert namespace.endswith("#org/model_v2")
-
-
 def test_the_option_identity_keeps_engines_apart(make_engine: MakeEngine, store_path: Path) -> None:
     namespaces = set()
     for identity in ("one", "two"):

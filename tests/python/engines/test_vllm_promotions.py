@@ -44,23 +44,6 @@ def test_what_left_the_primary_tier_comes_back(make_engine: MakeEngine) -> None:
     assert not engine.manager._jobs
 
 
-def test_requests_for_the_same_chunk_share_a_load(make_engine: MakeEngine) -> None:
-    engine = make_engine()
-    engine.put(FEW)
-    engine.evict()
-    with engine.request() as one, engine.request() as two, engine.manager.lock:
-        for request in (one, two):
-            for number in FEW:
-                answer = engine.manager.lookup(key_of(number), request)
-                assert answer is LookupResult.HIT_PENDING
-    engine.end_step()
-    jobs = [job.transfer_job for job in engine.manager._jobs.values()]
-    assert [(len(job.keys), job.is_promotion) for job in jobs] == [(len(FEW), True)]
-    engine.settle()
-    assert engine.found(FEW) == [True] * len(FEW)
-    assert engine.store.stats()["get_hits"] == len(FEW)
-
-
 def test_a_chunk_that_goes_before_it_is_loaded_is_a_miss(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.put(FEW)
@@ -78,24 +61,6 @@ def test_a_chunk_that_goes_before_it_is_loaded_is_a_miss(make_engine: MakeEngine
         assert engine.lookup(other, FEW) == [[LookupResult.HIT] * len(FEW)]
     engine.evict()
     assert engine.found(FEW) == [True] * len(FEW)
-
-
-def test_a_request_that_could_not_load_computes(make_engine: MakeEngine) -> None:
-    """Others still find the chunk: perhaps the drive works again by then."""
-    engine = make_engine()
-    engine.put(FEW)
-    engine.evict()
-    with engine.request() as request:
-        with engine.manager.lock:
-            answers = [engine.manager.lookup(key_of(number), request) for number in FEW]
-        assert answers == [LookupResult.HIT_PENDING] * len(FEW)
-        # As if the drive did not answer: the loads go where nothing is stored.
-        prefix, engine.tier._prefix = engine.tier._prefix, "elsewhere@00000000"
-        engine.settle()
-        engine.tier._prefix = prefix
-        assert engine.lookup(request, FEW) == [[LookupResult.MISS] * len(FEW)]
-    assert engine.found(FEW) == [True] * len(FEW)
-    assert engine.tier._requests == {}
 
 
 def test_a_reset_waits_for_what_is_under_way(make_engine: MakeEngine, store_path: Path) -> None:

@@ -12,7 +12,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 from vllm.v1.kv_offload.base import (
     Locality,
-    LookupResult,
     Medium,
     OffloadPolicy,
     ReqContext,
@@ -50,15 +49,6 @@ def test_what_was_stored_is_loaded_into_other_rows(tier: LoneTier, count: int) -
     for row in set(range(ROWS)) - set(rows):
         assert tier.row(row) == before[row * tier.row_bytes : (row + 1) * tier.row_bytes]
     assert tier.lookup(numbers) == [True] * count
-
-
-def test_a_load_of_what_is_not_there_fails_once(tier: LoneTier) -> None:
-    job = tier.submit_load([99], [0])
-    finished = tier.finished()
-    assert list(finished) == [job]
-    assert loaded_of(finished[job]) == []
-    assert finished[job].transfer_bytes == 0
-    assert tier.finished() == {}
 
 
 @pytest.mark.parametrize("missing", [[0], [2], [4], [1, 3], [0, 1, 2, 3]])
@@ -213,12 +203,6 @@ def test_a_wrong_locality_is_refused(make_tier: MakeTier, store_path: Path, loca
     with pytest.raises(ValueError, match="Locality"):
         make_tier(locality=locality)
     assert not store_path.exists()
-
-
-def test_one_group_of_layers_does_not_see_the_chunks_of_another(tier: LoneTier) -> None:
-    tier.store_all([1])
-    other = key_of(1)[:-4] + (1).to_bytes(4, "big")
-    assert tier.tier.lookup(other, tier.request()) is LookupResult.MISS
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

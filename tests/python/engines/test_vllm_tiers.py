@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, TierFilter, TierMatcher
-from vllm.v1.kv_offload.tiering.backpressure import DropStorePolicy, EMABackpressureDetector
+from vllm.v1.kv_offload.tiering.backpressure import DropStorePolicy
 from vllm.v1.kv_offload.tiering.base import TieringOffloadingMetrics
 
 from tests.python.engines.vllm_engine import (
@@ -83,17 +83,6 @@ def test_a_request_may_leave_the_tier_out(
             answer = engine.lookup(request, FEW)[-1][0]
         assert answer is (LookupResult.HIT if is_meant else LookupResult.MISS)
         engine.evict()
-
-
-def test_vllm_measures_how_fast_the_tier_stores(make_engine: MakeEngine, store_path: Path) -> None:
-    measure = {"backpressure_cls": "EMABackpressureDetector", "high_water_s": 1e9}
-    engine = make_engine([kvring_tier(store_path, backpressure=measure)])
-    detector = engine.tier.bp_detector
-    assert isinstance(detector, EMABackpressureDetector)
-    engine.put(range(200))
-    assert detector._completions >= detector._warmup_completions
-    assert detector.store_latency_ema > 0
-    assert not detector.is_under_pressure()
 
 
 def test_vllm_drops_stores_when_the_tier_is_too_slow(

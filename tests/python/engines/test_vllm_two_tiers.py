@@ -1,13 +1,12 @@
 """kvring with `promote` in front of a tier that nodes share: `fs` under vLLM's real manager."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB
+from tests.python.conftest import KIB
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
@@ -263,20 +262,6 @@ def test_a_full_queue_promotes_nothing_until_it_has_room(make_node: MakeNode) ->
     assert sets(engine) == {"set_stored": len(FEW)}
 
 
-def test_a_chunk_longer_than_the_queue_is_promoted(make_node: MakeNode) -> None:
-    sizes = {"rows": 8, "row_bytes": 2 * MIB}
-    make_node("a", sizes=sizes).put(FEW)
-    engine = make_node("b", sizes=sizes, promote=True, set_queue_bytes=MIB)
-    with engine.request() as request:
-        engine.lookup(request, FEW)
-        deadline_s = time.monotonic() + HANG_DEADLINE_S
-        while engine.tier._wanted:
-            assert time.monotonic() < deadline_s
-            engine.settle()
-    assert own(engine) == [True] * len(FEW)
-    assert sets(engine) == {"set_stored": len(FEW)}
-
-
 def test_a_tier_under_pressure_promotes_nothing(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,51 +296,9 @@ def test_a_promotion_that_fails_lets_go_of_the_primary_tier(make_node: MakeNode)
     assert promoted(engine) == len(FEW)
 
 
-def test_a_reset_waits_for_promotions(make_node: MakeNode) -> None:
-    make_node("a").put(range(8))
-    engine = make_node("b", promote=True)
-    with engine.request() as request:
-        engine.lookup(request, range(8))
-        engine.end_step()
-        with engine.manager.lock:
-            engine.manager.reset_cache()
-            assert not engine.manager._jobs
-            engine.manager.on_reset_flushed()
-        assert not engine.tier._promotions
-        assert own(engine, range(8)) == [True] * 8
-        engine.settle()
-    assert engine.found(range(8)) == [True] * 8
-
-
-def test_a_shutdown_finishes_promotions(make_node: MakeNode) -> None:
-    make_node("a").put(FEW)
-    engine = make_node("b", promote=True)
-    with engine.request() as request:
-        engine.lookup(request, FEW)
-        engine.end_step()
-    engine.shutdown()
-    engine = make_node("b")
-    assert engine.store.recovery["clean_shutdown"]
-    assert own(engine) == [True] * len(FEW)
-
-
 @pytest.mark.parametrize("promote", ["yes", "true", 1, None], ids=repr)
 def test_a_wrong_value_is_named(make_node: MakeNode, store_path: Path, promote: Any) -> None:
     with pytest.raises(ValueError, match="secondary_tiers") as raised:
         make_node("a", promote=promote)
     assert f"'promote' = {promote!r} is not valid; it takes true or false" in str(raised.value)
     assert not (store_path / "a").exists()
-
-
-def test_a_closed_store_promotes_nothing(make_node: MakeNode) -> None:
-    make_node("a").put(FEW)
-    engine = make_node("b", promote=True)
-    with engine.request() as request:
-        with engine.manager.lock:
-            for number in FEW:
-                engine.manager.lookup(key_of(number), request)
-        engine.store.close()
-        assert engine.lookup(request, FEW)[-1] == [LookupResult.HIT] * len(FEW)
-        engine.settle()
-    assert pinned(engine) == 0
-    assert promoted(engine) == 0
