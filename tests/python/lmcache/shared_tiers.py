@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
 from kvring.lmcache import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
 from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, until
+from tests.python.lmcache.adapter_driver import filled_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,19 +40,6 @@ def keys_of(numbers: Sequence[int]) -> list[ObjectKey]:
 def content_of(number: int, version: int = 0) -> bytes:
     """Return what is stored under a number."""
     return random.Random(f"{number}/{version}").randbytes(CHUNK_BYTES)
-
-
-def memory_object(content: bytes) -> TensorMemoryObj:
-    """Make a memory object of LMCache with this content."""
-    metadata: Any = MemoryObjMetadata(
-        shape=torch.Size([len(content)]),
-        dtype=torch.uint8,
-        address=0,
-        phy_size=len(content),
-        ref_count=1,
-        fmt=MemoryFormat.BINARY,
-    )
-    return TensorMemoryObj(torch.frombuffer(bytearray(content), dtype=torch.uint8), metadata, None)
 
 
 class Node:
@@ -92,7 +78,7 @@ class Node:
 
     def store(self, numbers: Sequence[int], version: int = 0) -> bool:
         """Store chunks, and wait."""
-        objects = [memory_object(content_of(number, version)) for number in numbers]
+        objects = [filled_memory(content_of(number, version)) for number in numbers]
         task = self.adapter.submit_store_task(keys_of(numbers), objects)
         results: dict[int, Any] = {}
 
@@ -126,7 +112,7 @@ class Node:
 
     def load(self, numbers: Sequence[int], version: int = 0) -> list[bool | None]:
         """Load chunks; None is one that is said to be there, and has other bytes."""
-        objects = [memory_object(bytes(CHUNK_BYTES)) for _ in numbers]
+        objects = [filled_memory(bytes(CHUNK_BYTES)) for _ in numbers]
         task = self.adapter.submit_load_task(keys_of(numbers), objects)
         loaded = self._bitmap(
             self.adapter.get_load_event_fd(), lambda: self.adapter.query_load_result(task)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.adapter_spec import AdapterSpec
-from tests.support.lmcache_command import lmcache_command, lmcache_environment
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
@@ -21,7 +19,6 @@ pytestmark = pytest.mark.lmcache
 MEASURED_ROUNDS = 2
 WARMUP_ROUNDS = 1
 OPERATIONS = {"Store": "success_keys", "Lookup": "found", "Load": "loaded"}
-CLI_DEADLINE_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -89,23 +86,6 @@ def assert_all_succeeded(combination: Combination, output: str, result_path: Pat
         assert values["rounds"] == MEASURED_ROUNDS
         assert values["rounds_timed_out"] == 0
         assert values["total_keys"] == values["total_success"] == keys * MEASURED_ROUNDS
-
-
-@pytest.mark.slow
-def test_console_script(spec: AdapterSpec, tmp_path: Path) -> None:
-    combination = Combination(size_kb=255, align_bytes=1, in_flight=8)
-    result_path = tmp_path / "result.json"
-    finished = subprocess.run(
-        lmcache_command(*combination.arguments(spec, result_path)),
-        env=lmcache_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=CLI_DEADLINE_S,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert_all_succeeded(combination, finished.stdout, result_path)
 
 
 @pytest.mark.parametrize(

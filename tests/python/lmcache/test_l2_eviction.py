@@ -1,14 +1,11 @@
 """LMCache's own L2 eviction on top of kvring's: both come down, neither goes round in circles."""
 
-import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.adapter_spec import AdapterSpec
-from tests.support.disk_usage import disk_bytes
 
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
@@ -29,9 +26,6 @@ pytestmark = [
 
 MIB = 1 << 20
 KVRING_BYTES = 64 * MIB
-OPERATION_COUNT = 60_000
-BATCH_KEYS = 100
-KEY_COUNT = 20_000
 WATERMARK = 0.8
 
 
@@ -101,36 +95,3 @@ def test_deletes_of_what_kvring_has_evicted_bring_the_account_down(driver: Evict
     deleted = len(driver.listener.deleted)
     driver.evict()
     assert len(driver.listener.deleted) == deleted
-
-
-def test_many_operations(driver: EvictingDriver, data_directory: Path) -> None:
-    """Stores, lookups, loads and LMCache's deletes: no livelock, and nothing grows."""
-    choose = random.Random(1)
-    contents = [random_bytes(choose.choice([4096, 9000, 20_000]), seed) for seed in range(50)]
-    store_directory = data_directory / "store"
-    operations = hits = 0
-    while operations < OPERATION_COUNT:
-        numbers = choose.sample(range(KEY_COUNT), BATCH_KEYS)
-        keys = [make_key(number) for number in numbers]
-        kind = choose.choice(["store", "store", "lookup", "load"])
-        if kind == "store":
-            assert driver.store(keys, [contents[number % 50] for number in numbers])
-        elif kind == "lookup":
-            driver.lookup(keys)
-        else:
-            sizes = [len(contents[number % 50]) for number in numbers]
-            loaded = driver.load_bytes(keys, sizes)
-            hits += sum(one is not None for one in loaded)
-            for number, one in zip(numbers, loaded, strict=True):
-                assert one in (None, contents[number % 50])
-        operations += BATCH_KEYS
-        if operations % 2000 == 0:
-            driver.evict()
-            assert disk_bytes(store_directory) <= KVRING_BYTES
-            assert driver.usage() < WATERMARK + 0.3
-            assert len(driver.adapter._key_sizes) <= KEY_COUNT
-    assert hits > 1000
-    assert driver.stats()["evicted"] > 1000
-    assert len(driver.listener.deleted) > 1000
-    driver.assert_sound()
-    assert driver.adapter._pending_ops == {}

@@ -135,27 +135,6 @@ def test_what_is_stored_before_is_on_the_books(spec: AdapterSpec, driver: Adapte
         reopened.close()
 
 
-def test_evictions_of_its_own_are_told(make_spec: Callable[..., AdapterSpec]) -> None:
-    driver = AdapterDriver(make_spec("64MiB", lease_s=0))
-    try:
-        content = random_bytes(256 << 10, 1)
-        keys = some(600)
-        for first in range(0, len(keys), 50):
-            assert driver.store(keys[first : first + 50], [content] * 50)
-        heard = driver.listener
-
-        def stands() -> bool:
-            left = {key for key, _ in heard.stored} - set(heard.deleted)
-            return len(heard.stored) == 600 and sum(driver.lookup(keys)) == len(left)
-
-        until("the news", stands)
-        found = [key for key, hit in zip(keys, driver.lookup(keys), strict=True) if hit]
-        assert set(found) == set(keys) - set(heard.deleted)
-        assert len(heard.deleted) == len(set(heard.deleted)) == 600 - len(found) > 300
-    finally:
-        driver.close()
-
-
 def test_a_delete_leaves_what_a_lookup_has_locked(driver: AdapterDriver) -> None:
     keys = some(4)
     contents = [random_bytes(CHUNK_BYTES, seed) for seed in range(4)]

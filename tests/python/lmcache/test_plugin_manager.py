@@ -207,27 +207,6 @@ def test_events_reach_the_bus(spec: AdapterSpec) -> None:
         assert told[1].metadata["keys"] == [make_key(1)]
 
 
-def test_what_is_hot_in_l1_stays(make_spec: Callable[..., AdapterSpec]) -> None:
-    """LMCache 0.5.7 tells adapters of it; in 0.5.6 nobody calls this."""
-    with CacheSession(make_spec("64MiB", lease_s=0, eviction="lru"), L1_BYTES) as session:
-        hot = [make_key(number) for number in range(4)]
-        for first in range(0, 120, 4):
-            batch = [make_key(number) for number in range(first, first + 4)]
-            with session.write(batch, LAYOUT) as tensors:
-                for number, tensor in enumerate(tensors, first):
-                    tensor.fill_(number)
-            session.wait_until_stored(first + 4)
-            session.manager.delete_l1_keys(batch)
-            if hasattr(session.manager, "touch_cached_keys"):
-                session.manager.touch_cached_keys(hot)
-            else:
-                adapter_of(session).submit_touch(hot)
-        found = session.prefetch(hot, LAYOUT)
-        stats = adapter_of(session)._store.stats()
-        assert found == [True] * 4, stats
-        assert stats["evicted"] > 50
-
-
 def test_an_lmcache_that_is_too_old_is_named(tmp_path: Path) -> None:
     package = tmp_path / "lmcache" / "v1" / "distributed"
     package.mkdir(parents=True)

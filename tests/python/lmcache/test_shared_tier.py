@@ -14,10 +14,10 @@ from prometheus_client import REGISTRY, generate_latest
 
 import kvring
 from kvring.lmcache import KvringL2Adapter, KvringSharedL2AdapterConfig
-from kvring.shared_tier.buffers import Buffers
 from kvring.shared_tier.key_locks import KeyLocks
 from kvring.shared_tier.sidecars import Sidecar
 from tests.python.conftest import until
+from tests.python.lmcache.adapter_driver import filled_memory
 from tests.python.lmcache.shared_tiers import (
     ALL,
     BUFFER_BYTES,
@@ -27,7 +27,6 @@ from tests.python.lmcache.shared_tiers import (
     MakeNode,
     content_of,
     keys_of,
-    memory_object,
     stored_in,
 )
 from tests.python.test_dashboard import queries
@@ -64,14 +63,6 @@ def test_what_admission_refuses_is_not_promoted(make_node: MakeNode) -> None:
         assert second.fetch(NUMBERS) == ALL
         until("its buffers are back", lambda: second.tier["buffered_bytes"] == 0)
         assert second.tier["promoted"] == second.adapter.report_status()["keys"] == count
-
-
-def test_a_chain_that_begins_here_goes_on_there(make_node: MakeNode) -> None:
-    first, second = make_node("first"), make_node("second")
-    first.share()
-    assert second.store(NUMBERS[:5])
-    assert second.fetch([*NUMBERS, 99]) == [*ALL, False]
-    assert second.tier["found"] == len(NUMBERS) - 5
 
 
 def test_an_identity_finds_its_own_and_no_other(make_node: MakeNode) -> None:
@@ -156,17 +147,6 @@ def test_what_came_here_since_its_lookup_is_loaded_from_here(
     assert not second.adapter._locks
 
 
-def test_a_lookup_that_is_never_unlocked_costs_no_hit(make_node: MakeNode) -> None:
-    node = make_node("one")
-    node.share()
-    assert node.lookup(NUMBERS) == ALL
-    (namespace,) = node.adapter._store.usage()
-    node.adapter._store.purge(namespace)
-    # They were found in the store, and are in the shared tier alone.
-    assert node.fetch(NUMBERS) == ALL
-    assert node.tier["loaded_bytes"] == len(NUMBERS) * CHUNK_BYTES
-
-
 def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
@@ -186,36 +166,6 @@ def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(locks) < 10_000
 
 
-def test_a_batch_of_several_lengths_is_stored_and_loaded(
-    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of each length LMCache keeps a type of ctypes for good: 62 MiB of 23,040 lengths (0.5.6).
-    monkeypatch.delattr("lmcache.v1.memory_management.TensorMemoryObj.byte_array")
-    first, second = make_node("first"), make_node("second")
-    contents = [content_of(number)[: 100 * (1 + number % 3)] for number in NUMBERS]
-    first.adapter.submit_store_task(keys_of(NUMBERS), [memory_object(one) for one in contents])
-    stored_in(first, len(NUMBERS))
-    assert second.lookup(NUMBERS) == ALL
-    objects = [memory_object(bytes(len(one))) for one in contents]
-    task = second.adapter.submit_load_task(keys_of(NUMBERS), objects)
-    until("they are loaded", lambda: bool(second.adapter.query_load_result(task)))
-    assert [one.raw_data.numpy().tobytes() for one in objects] == contents
-
-
-@pytest.mark.parametrize("length_bytes", [1, CHUNK_BYTES, 2 << 20, (5 << 20) + 1])
-def test_buffers_begin_at_a_block_and_count_whole(length_bytes: int) -> None:
-    buffers = Buffers(64 << 20)
-    taken = [one for _ in range(100) if (one := buffers.take(length_bytes)) is not None]
-    assert {one.get_size() for one in taken} == {length_bytes}
-    assert {one.data_ptr % 4096 for one in taken} == {0}
-    for number, one in enumerate(taken):
-        one.raw_data.fill_(number)
-    assert [int(one.raw_data[-1]) for one in taken] == list(range(len(taken)))
-    assert length_bytes * len(taken) < buffers.taken_bytes <= 64 << 20
-    buffers.give_back(taken)
-    assert buffers.taken_bytes == 0
-
-
 def test_memory_of_a_store_is_not_given_back_before_it_is_copied(make_node: MakeNode) -> None:
     first, second = make_node("first"), make_node("second")
     may_go_on = threading.Event()
@@ -224,7 +174,7 @@ def test_memory_of_a_store_is_not_given_back_before_it_is_copied(make_node: Make
         may_go_on.wait()
 
     first.adapter._tier._inbox.post(wait)
-    objects = [memory_object(content_of(number)) for number in NUMBERS]
+    objects = [filled_memory(content_of(number)) for number in NUMBERS]
     task = first.adapter.submit_store_task(keys_of(NUMBERS), objects)
 
     def is_on_disk() -> bool:

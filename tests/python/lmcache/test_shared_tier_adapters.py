@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,46 +13,18 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from kvring.lmcache import KvringL2Adapter
 from kvring.shared_tier.client_adapter import ClientAdapter
 from kvring.shared_tier.clients import RedisClient
-from tests.python.conftest import HANG_DEADLINE_S, until
+from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
     ALL,
     BUFFER_BYTES,
     CHUNK_BYTES,
     NONE,
     NUMBERS,
-    PATIENT,
     MakeNode,
-    Node,
-    keys_of,
-    stored_in,
 )
 from tests.support.servers import Redis
 
 pytestmark = pytest.mark.lmcache
-
-
-def test_a_process_without_room_for_threads_goes_on_alone(
-    make_node: MakeNode, redis: Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = make_node("one")
-
-    refused: list[threading.Thread] = []
-
-    def refuse(thread: threading.Thread) -> None:
-        refused.append(thread)
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", refuse)
-        redis.kill()
-        assert node.store(NUMBERS)
-        node.wait_answering(is_answering=False)
-        assert node.fetch([*NUMBERS, 99]) == [*ALL, False]
-        until("it tries to connect", lambda: bool(refused))
-        redis.start()
-    node.wait_answering()
-    assert node.store([99])
-    stored_in(node, 1)
 
 
 def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: MakeNode) -> None:
@@ -76,33 +47,6 @@ def test_one_that_is_late_again_and_again_is_asked_less_and_less(make_node: Make
 
 
 MAKE = "kvring.shared_tier.connection.create_adapter"
-
-
-def test_a_connection_that_comes_after_the_end_is_closed(
-    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_connect, closed = threading.Event(), threading.Event()
-
-    class Late(ClientAdapter):
-        def close(self) -> None:
-            super().close()
-            closed.set()
-
-    def make(config: Any) -> Late:
-        may_connect.wait()
-        return Late(RedisClient(config), 2)
-
-    monkeypatch.setattr(MAKE, make)
-    monkeypatch.setattr("kvring.shared_tier.link._LOST_AFTER_S", 0.1)
-    with Node(tmp_path / "one", redis.port, **PATIENT) as node:
-        tier = node.adapter._tier
-    may_connect.set()
-    assert closed.wait(HANG_DEADLINE_S)
-    # One that had seen it answer, and asks after the end.
-    tier._link.is_answering = True
-    answers: list[list[Any]] = []
-    tier.lookup(keys_of([1]), {}, answers.append)
-    assert answers == [[None]]
 
 
 class Forgetful(ClientAdapter):
@@ -264,17 +208,3 @@ def test_an_adapter_that_blocks_costs_one_deadline_and_is_left_alone(
     finally:
         may_go_on.set()
     until("all is given back", lambda: second.tier["buffered_bytes"] == 0)
-
-
-def test_a_tier_that_cannot_begin_leaves_the_store_closed(
-    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError("too many open files")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.eventfd", refuse)
-        with pytest.raises(OSError, match="too many open files"):
-            Node(tmp_path / "one", redis.port)
-    with Node(tmp_path / "one", redis.port) as node:
-        assert node.store(NUMBERS)

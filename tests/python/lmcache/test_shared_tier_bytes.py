@@ -16,16 +16,15 @@ from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_re
 
 from kvring.lmcache import KvringSharedL2AdapterConfig
 from tests.python.conftest import HANG_DEADLINE_S, until
+from tests.python.lmcache.adapter_driver import filled_memory
 from tests.python.lmcache.shared_tiers import (
     ALL,
-    CHUNK_BYTES,
     NONE,
     NUMBERS,
     MakeNode,
     Node,
     content_of,
     keys_of,
-    memory_object,
     stored_in,
 )
 from tests.support.servers import Network, Redis
@@ -59,12 +58,16 @@ class Objects:
         else:
             assert self._redis.set(name, content, xx=True)
 
-    def __delitem__(self, place: tuple[int, bool]) -> None:
-        name = self._name(*place)
-        if self._redis is None:
-            (self._directory / name).unlink()
-        else:
-            assert self._redis.delete(name) == 1
+    def put(self, of_1: bytes, of_2: bytes, *, is_sidecar: bool = True) -> None:
+        self[1, False], self[2, is_sidecar] = of_1, of_2
+
+    def remove(self, *numbers: int) -> None:
+        """Remove sidecars."""
+        for name in (self._name(number, True) for number in numbers):
+            if self._redis is None:
+                (self._directory / name).unlink()
+            else:
+                assert self._redis.delete(name) == 1
 
     def _name(self, number: int, is_sidecar: bool) -> str:
         model = "model#crc64" if is_sidecar else "model"
@@ -86,61 +89,25 @@ def _flip(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
 
 
-DAMAGE: dict[str, Callable[[Objects], None]] = {}
+def _swap(objects: Objects, *are_sidecars: bool) -> None:
+    for is_sidecar in are_sidecars:
+        first, second = (1, is_sidecar), (2, is_sidecar)
+        objects[first], objects[second] = objects[second], objects[first]
 
 
-def _damage(function: Callable[[Objects], None]) -> Callable[[Objects], None]:
-    DAMAGE[function.__name__] = function
-    return function
-
-
-def _swap(objects: Objects, *, is_sidecar: bool) -> None:
-    first, second = (1, is_sidecar), (2, is_sidecar)
-    objects[first], objects[second] = objects[second], objects[first]
-
-
-@_damage
-def swapped(objects: Objects) -> None:
-    _swap(objects, is_sidecar=False)
-
-
-@_damage
-def swapped_sidecars(objects: Objects) -> None:
-    _swap(objects, is_sidecar=True)
-
-
-@_damage
-def swapped_with_their_sidecars(objects: Objects) -> None:
-    _swap(objects, is_sidecar=False)
-    _swap(objects, is_sidecar=True)
-
-
-@_damage
-def flipped(objects: Objects) -> None:
-    objects[1, False] = _flip(objects[1, False])
-    objects[2, True] = _flip(objects[2, True])
-
-
-@_damage
-def of_another_version(objects: Objects) -> None:
-    objects[1, False], objects[2, False] = content_of(1, 7), content_of(2, 7)
-
-
-@_damage
-def longer(objects: Objects) -> None:
-    objects[1, False] += b"x"
-    objects[2, True] += b"x"
-
-
-@_damage
-def truncated(objects: Objects) -> None:
-    objects[1, False], objects[2, True] = objects[1, False][:1000], b""
-
-
-@_damage
-def without_sidecar(objects: Objects) -> None:
-    del objects[1, True]
-    del objects[2, True]
+# What is made of the chunks, or sidecars, of 1 and 2.
+DAMAGE: dict[str, Callable[[Objects], None]] = {
+    "swapped": lambda objects: _swap(objects, False),
+    "swapped sidecars": lambda objects: _swap(objects, True),
+    "swapped both": lambda objects: _swap(objects, False, True),
+    "flipped": lambda objects: objects.put(_flip(objects[1, False]), _flip(objects[2, True])),
+    "longer": lambda objects: objects.put(objects[1, False] + b"x", objects[2, True] + b"x"),
+    "truncated": lambda objects: objects.put(objects[1, False][:1000], b""),
+    "of another version": lambda objects: objects.put(
+        content_of(1, 7), content_of(2, 7), is_sidecar=False
+    ),
+    "without sidecar": lambda objects: objects.remove(1, 2),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -164,8 +131,8 @@ def test_what_does_not_fit_its_sidecar_is_counted_and_told(
     first, second = make_node("first", shared_tier=spec), make_node("second", shared_tier=spec)
     first.share()
     objects = Objects(spec)
-    swapped(objects)
-    del objects[3, True]
+    _swap(objects, False)
+    objects.remove(3)
     assert second.fetch(NUMBERS) == [number not in (1, 2, 3) for number in NUMBERS]
     assert second.tier["mismatches"] == 2
     # The probe was asked for before it was stored, too.
@@ -187,29 +154,10 @@ def plain(spec: dict[str, Any]) -> "Any":
     adapter.close()
 
 
-def test_lmcache_reads_what_kvring_stored(
-    make_node: MakeNode, spec: dict[str, Any], plain: Any
-) -> None:
-    node = make_node("one", shared_tier=spec)
-    node.share()
-    objects = [memory_object(bytes(CHUNK_BYTES)) for _ in NUMBERS]
-    task = plain.submit_load_task(keys_of(NUMBERS), objects)
-    bitmaps: list[Any] = []
-
-    def has_come() -> bool:
-        bitmaps.append(plain.query_load_result(task))
-        return bitmaps[-1] is not None
-
-    until("it has loaded", has_come)
-    assert bitmaps[-1].popcount() == len(NUMBERS)
-    for number, one in zip(NUMBERS, objects, strict=True):
-        assert one.raw_data.numpy().tobytes() == content_of(number)
-
-
 def test_what_lmcache_stored_is_a_miss_and_with_optional_checksums_a_hit(
     make_node: MakeNode, spec: dict[str, Any], plain: Any
 ) -> None:
-    objects = [memory_object(content_of(number)) for number in NUMBERS]
+    objects = [filled_memory(content_of(number)) for number in NUMBERS]
     task = plain.submit_store_task(keys_of(NUMBERS), objects)
     results: dict[int, Any] = {}
 
@@ -312,13 +260,3 @@ def test_after_a_failover_stores_go_to_the_new_primary(
         second = make_node("second", promoted.port)
         assert second.fetch(NUMBERS) == ALL
         until("the new one has it", lambda: second.fetch([number]) == [True])
-
-
-def test_a_wrong_password_is_told_by_name(
-    redis: Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    redis.ask("config", "set", "requirepass", "right")
-    with Node(tmp_path / "one", redis.port) as node:
-        until("it is told", lambda: any("does not answer" in line for line in caplog.messages))
-        assert "Authentication required" in caplog.text
-        assert not node.tier["is_answering"]

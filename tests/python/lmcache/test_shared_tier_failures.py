@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 
-from tests.python.conftest import HANG_DEADLINE_S, until
+from tests.python.conftest import until
 from tests.python.lmcache.shared_tiers import (
     ALL,
     CHUNK_BYTES,
@@ -73,18 +73,6 @@ def test_a_shared_tier_that_hangs_costs_one_deadline_and_then_nothing(
     until("it finds them again", lambda: second.fetch(NUMBERS) == ALL)
 
 
-def test_a_connection_that_hangs_is_given_up_with_all_that_waits(
-    make_node: MakeNode, redis: Redis
-) -> None:
-    node = make_node("one")
-    redis.stop()
-    assert node.lookup(NUMBERS) == NONE
-    assert node.tier["lost"] == 1
-    redis.resume()
-    node.wait_answering()
-    node.share()
-
-
 def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     make_node: MakeNode, network: Network
 ) -> None:
@@ -123,50 +111,6 @@ def test_hits_of_its_own_wait_for_no_slow_tier(make_node: MakeNode, network: Net
         assert node.fetch(NUMBERS) == ALL
     assert node.store([77])
     assert node.fetch([77]) == [True]
-
-
-def test_it_is_killed_and_started_again_under_load(make_node: MakeNode, redis: Redis) -> None:
-    nodes = [make_node("one"), make_node("two")]
-    failures: list[BaseException] = []
-    done = threading.Event()
-
-    def work(node: Node, first: int) -> None:
-        """Ask for chunks of its own and of the other, and store more."""
-        try:
-            number = first
-            while not done.is_set():
-                assert node.store([number, number + 2])
-                wanted = [number, number ^ 1, (number + 2) ^ 1, number + 1000]
-                fetched = node.fetch(wanted)
-                assert None not in fetched, "wrong bytes"
-                assert fetched[0] is True, "a chunk of its own is missed"
-                number += 4
-        except BaseException as error:  # noqa: BLE001 - it is raised below
-            failures.append(error)
-
-    threads = [
-        threading.Thread(target=work, args=(node, number), daemon=True)
-        for number, node in enumerate(nodes)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            before = [node.adapter._tier.counts["lost"] for node in nodes]
-            redis.kill()
-            for node, count in zip(nodes, before, strict=True):
-                tier = node.adapter._tier
-                until("it is lost", lambda tier=tier, count=count: tier.counts["lost"] > count)  # type: ignore[misc]
-            redis.start()
-            for node in nodes:
-                tier = node.adapter._tier
-                until("it answers", lambda tier=tier: tier.is_answering)  # type: ignore[misc]
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(HANG_DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads), "it hangs"
-    assert failures == []
 
 
 @pytest.mark.parametrize("state", ["idle", "busy", "asking", "lost"])

@@ -1,6 +1,5 @@
 """Real tensors of torch as memory, and integers of numpy as options."""
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,30 +60,6 @@ def test_any_dtype_is_stored_and_loaded(client: Client, dtype: str) -> None:
     assert client.load("a", stored[0].nbytes) == bytes_of(stored[0])
 
 
-def test_parameters_and_tensors_of_numpy_are_tensors(client: Client) -> None:
-    parameter: Any = torch.nn.Parameter(torch.rand(1000))
-    borrowed: Any = torch.from_numpy(numpy.arange(1000.0))
-    assert client.set(["a", "b"], [parameter, borrowed]).ok
-    assert client.load("a", 4000) == bytes_of(parameter.detach())
-    assert client.load("b", 8000) == numpy.arange(1000.0).tobytes()
-
-
-def test_a_tensor_that_nobody_else_holds_is_stored_whole(client: Client) -> None:
-    contents = []
-    futures = []
-    for number in range(20):
-        tensor: Any = noise("bfloat16", 200_000)
-        contents.append(bytes_of(tensor))
-        futures.append(client.connector.submit_batch_set([str(number)], [tensor]))
-        # Its memory must not go with it.
-        tensor.data = torch.zeros(1, dtype=torch.bfloat16)
-        del tensor
-        gc.collect()
-    assert all(completion.ok for completion in client.wait_all(futures))
-    for number, content in enumerate(contents):
-        assert client.load(str(number), len(content)) == content
-
-
 def refused_tensors() -> list[Any]:
     whole = torch.zeros(64, 64)
     emptied = torch.zeros(64)
@@ -108,13 +83,6 @@ def test_other_tensors_are_refused(client: Client, operation: str, tensor: Any, 
         getattr(client.connector, f"submit_batch_{operation}")(["good", "bad"], buffers)
     assert str(refusal.value).startswith("buffer 1 ")
     assert client.exists(["good", "bad"]) == [False, False]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_tensor_on_a_gpu_is_refused(client: Client) -> None:
-    buffers: list[Any] = [torch.zeros(8, device="cuda")]
-    with pytest.raises(kvring.SubmitError, match="buffer 0 is a tensor on device cuda:0"):
-        client.connector.submit_batch_set(["key"], buffers)
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint32", "float64"])

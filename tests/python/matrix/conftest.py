@@ -85,11 +85,6 @@ class Store:
         """Tell the file, or device, with the index, and where in it the index starts."""
         return (self.path, MIB) if self.is_device else (self.path / "index.kvring", 0)
 
-    def data_offset(self) -> int:
-        """Tell where on the device the data begins (docs/format.md)."""
-        with self.path.open("rb") as device:
-            return int.from_bytes(device.read(4096)[64:72], "little")
-
     @contextmanager
     def most_taken_bytes(self) -> Iterator[list[int]]:
         """Look at the disk; the one number in the list is the most there ever was.

@@ -5,7 +5,6 @@ from typing import Any
 
 from tests.python.conftest import MIB, Client, make_key, pattern
 from tests.python.matrix.conftest import CAPACITY_BYTES, Store
-from tests.support.disk_usage import disk_bytes
 
 SIZES_BYTES = (1, 4096, 70_001, 522_240, MIB, 3 * MIB)
 CONTENT = pattern(4 * MIB, 1)
@@ -58,30 +57,3 @@ def test_what_a_full_store_takes_stays_within_the_capacity(store: Store) -> None
             client.assert_sound()
             client.connector.close()
     assert CAPACITY_BYTES * 3 // 4 < most[0] <= CAPACITY_BYTES
-
-
-def test_a_smaller_capacity_is_kept_to_and_a_larger_one_is_used(store: Store) -> None:
-    small_bytes = CAPACITY_BYTES * 3 // 4
-    client = store.open(lease_s=0)
-    stored = store_at_random(client, 1, CAPACITY_BYTES)
-    client.connector.close()
-    client = store.open(small_bytes, lease_s=0)
-    assert client.stat("used_bytes") <= small_bytes
-    # Read before anything is written.
-    assert 0 < assert_held_chunks_are_whole(client, stored) < small_bytes
-    stored |= store_at_random(client, 2, small_bytes)
-    assert client.stat("used_bytes") <= small_bytes
-    if not store.is_device:
-        assert disk_bytes(store.path) <= small_bytes
-    else:
-        # The first part of the data, which a larger capacity had more of.
-        end = store.data_offset() + small_bytes
-        assert all(offset + len(stored[key]) <= end for key, (_, offset) in store.places().items())
-    client.connector.close()
-    client = store.open(CAPACITY_BYTES * 3 // 2, lease_s=0)
-    assert assert_held_chunks_are_whole(client, stored) > 0
-    evicted = client.stat("evicted")
-    new = store_at_random(client, 3, CAPACITY_BYTES // 3)
-    assert client.stat("evicted") == evicted == 0
-    assert client.exists(list(new)) == [True] * len(new)
-    assert assert_held_chunks_are_whole(client, stored | new) > CAPACITY_BYTES // 3

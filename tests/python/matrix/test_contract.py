@@ -3,11 +3,9 @@
 import itertools
 import operator
 import random
-from collections.abc import Callable
 
 import pytest
 
-import kvring
 from tests.python.conftest import (
     MIB,
     filled_memory,
@@ -52,81 +50,6 @@ def test_a_miss_leaves_its_buffer_and_a_wrong_length_is_one(store: Store) -> Non
     found = [bytes(one) for one in memory]
     assert found.pop(3) == chunk
     assert all(set(one) == {0x5A} for one in found)
-
-
-def test_a_key_has_its_last_chunk_until_it_is_deleted(store: Store) -> None:
-    client = store.open()
-    keys = [make_key(1), "long" * 1000, "line\nend/..\N{SNOWMAN}"]
-    for turn, length_bytes in enumerate((4096, 4096, 70_001, 70_001, 5)):
-        chunks = {key: pattern(length_bytes, turn // 2 * 10 + i) for i, key in enumerate(keys)}
-        client.store(chunks)
-        assert {key: client.load(key, length_bytes) for key in keys} == chunks
-    assert client.stat("set_unchanged") == 2 * len(keys)
-    assert client.delete([*keys, "never there"]) == [True] * 4
-    assert client.exists(keys) == [False] * 3
-    assert [client.load(key, 5) for key in keys] == [None] * 3
-
-
-def test_operations_on_a_key_keep_their_order(store: Store) -> None:
-    client = store.open(io_threads=3)
-    connector = client.connector
-    old, new = pattern(300_000, 1), pattern(5_001, 2)
-    waits: list[tuple[int, list[bool]]] = []
-    loads: list[tuple[memoryview, bytes]] = []
-    # Behind a SET of another length without an answer a load may still have the chunk before it.
-    either: list[tuple[int, memoryview]] = []
-
-    def load(key: str, chunk: bytes, *, is_held: bool) -> None:
-        memory = make_memory(len(chunk), 1)
-        waits.append((connector.submit_batch_get([key], [memory]), [is_held]))
-        loads.append((memory, chunk if is_held else bytes(len(chunk))))
-
-    for number in range(30 if store.is_full else 10):
-        key = make_key(number)
-        load(key, old, is_held=False)
-        waits.append((connector.submit_batch_set([key], [old]), [True]))
-        load(key, old, is_held=True)
-        waits.append((connector.submit_batch_set([key], [new]), [True]))
-        memory = make_memory(len(old), 1)
-        either.append((connector.submit_batch_get([key], [memory]), memory))
-        load(key, new, is_held=True)
-        waits.append((connector.submit_batch_delete([key]), [True]))
-        load(key, new, is_held=False)
-        waits.append((connector.submit_batch_exists([key]), [False]))
-        waits.append((connector.submit_batch_set([key], [old]), [True]))
-        load(key, old, is_held=True)
-    for future_id, expected in waits:
-        completion = client.wait(future_id)
-        assert completion[1:] == (True, "", expected)
-    assert all(bytes(memory) == chunk for memory, chunk in loads)
-    for future_id, memory in either:
-        completion = client.wait(future_id)
-        assert completion[1:3] == (True, "")
-        assert bytes(memory) == (old if completion.results == [True] else bytes(len(old)))
-
-
-def test_empty_batches_complete_and_wrong_ones_are_refused(store: Store) -> None:
-    client = store.open()
-    connector = client.connector
-    empty = [
-        connector.submit_batch_set([], []),
-        connector.submit_batch_get([], []),
-        connector.submit_batch_exists([]),
-        connector.submit_batch_delete([]),
-    ]
-    assert [one[1:] for one in client.wait_all(empty)] == [(True, "", [])] * 4
-    wrong: list[Callable[[], int]] = [
-        lambda: connector.submit_batch_set(["a"], []),
-        lambda: connector.submit_batch_set(["a"], [b""]),
-        lambda: connector.submit_batch_get(["a"], [b"read-only"]),
-        lambda: connector.submit_batch_get(["a"], [memoryview(bytearray(8))[::2]]),
-        lambda: connector.submit_batch_exists(["a" * 4097]),
-    ]
-    for submit in wrong:
-        with pytest.raises(kvring.SubmitError):
-            submit()
-    assert connector.drain_completions() == []
-    assert not client.is_readable()
 
 
 def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: Store) -> None:

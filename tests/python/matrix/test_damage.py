@@ -14,7 +14,6 @@ RECORDS_OFFSET = 4096
 RECORD_BYTES = 256
 STATE_OFFSET = 12
 DIGEST_OFFSET = 16
-LENGTH_BLOCK_OFFSET = 1024
 
 
 def make_store(store: Store) -> None:
@@ -87,41 +86,6 @@ def test_damaged_chunks_are_missed(store: Store, is_open: bool) -> None:
     assert client.stat("checksum_mismatch") == len(damaged)
 
 
-def test_missing_chunks_are_missed(store: Store) -> None:
-    make_store(store)
-    places = store.places()
-    gone, cut = KEYS[1::4], KEYS[2::4]
-    recovered = {"out_of_range": 0, "orphans": 0}
-    lost = {*gone, *cut}
-    if store.is_device:
-        for key in lost:
-            file, offset = places[key]
-            write(file, offset, bytes(len(CHUNKS[key])))
-    elif store.cell.layout == "files":
-        for key in gone:
-            places[key][0].unlink()
-        for key in cut:
-            os.truncate(places[key][0], len(CHUNKS[key]) // 2)
-        recovered["out_of_range"] = len(gone)
-    else:
-        # They all lie in the first data file; what is behind the cut goes.
-        files = {file for file, _ in places.values()}
-        assert len(files) == 1
-        file = files.pop()
-        size_bytes = max(offset for _, offset in places.values()) // 2 // 4096 * 4096
-        os.truncate(file, size_bytes)
-        ends = {key: offset + len(CHUNKS[key]) for key, (_, offset) in places.items()}
-        lost = {key for key, end in ends.items() if end > size_bytes}
-        recovered["out_of_range"] = len(lost)
-    client = store.open()
-    recovery = client.connector.recovery
-    assert {name: recovery[name] for name in recovered} == recovered
-    assert 0 < len(lost) < len(KEYS)
-    assert_lost_only(client, lost)
-    client.connector.close()
-    assert_lost_only(store.open(), set())
-
-
 def test_damaged_records_cost_their_chunks(store: Store) -> None:
     make_store(store)
     file, _ = store.index()
@@ -134,45 +98,5 @@ def test_damaged_records_cost_their_chunks(store: Store) -> None:
     lost = lost_keys(client)
     assert len(lost) == len(damaged)
     assert_lost_only(client, lost)
-    client.connector.close()
-    assert_lost_only(store.open(), set())
-
-
-def test_an_index_that_is_cut_short_costs_what_is_behind(store: Store) -> None:
-    make_store(store)
-    file, start = store.index()
-    if store.is_device:
-        # Its length is in a block of its own.
-        flip(file, start + LENGTH_BLOCK_OFFSET)
-        client = store.open()
-        assert "length" in client.connector.recovery["reset"]
-        assert_lost_only(client, set(KEYS))
-    else:
-        kept = used_records(store)[: len(KEYS) // 2]
-        os.truncate(file, kept[-1] + RECORD_BYTES)
-        client = store.open()
-        recovery = client.connector.recovery
-        assert (recovery["reset"], recovery["kept"]) == (None, len(kept))
-        lost = lost_keys(client)
-        assert len(lost) == len(KEYS) - len(kept)
-        assert_lost_only(client, lost)
-    client.connector.close()
-    assert_lost_only(store.open(), set())
-
-
-@pytest.mark.parametrize("damage", ["flipped", "missing"])
-def test_a_store_without_its_header_starts_anew(store: Store, damage: str) -> None:
-    make_store(store)
-    file, start = store.index()
-    if damage == "flipped":
-        flip(file, start + 20)
-    elif damage == "missing" and not store.is_device:
-        file.unlink()
-    else:
-        write(file, start, bytes(4096))
-    client = store.open()
-    assert client.connector.recovery["reset"] is not None
-    assert client.stat("keys") == 0
-    assert_lost_only(client, set(KEYS))
     client.connector.close()
     assert_lost_only(store.open(), set())

@@ -91,14 +91,6 @@ def test_a_key_without_one_of_its_parts_is_a_miss(owner: Owner, reader: Reader) 
     assert load(reader, KEYS[:8], lengths) == expected
 
 
-def test_many_keys_are_asked_for_at_once(owner: Owner, reader: Reader) -> None:
-    keys = [f"{number:064x}" for number in range(6000)]
-    owner.put(keys[:50], [1])
-    assert reader.exists(PREFIX, keys, 1) == [True] * 50 + [False] * 5950
-    assert reader.count_leading(PREFIX, keys, 3) == 0
-    assert load(reader, keys[:500], [1]) == [True] * 50 + [False] * 450
-
-
 def test_what_was_loaded_for_one_is_there_for_the_next_until_it_is_forgotten(
     owner: Owner, open_reader: Callable[[], Reader]
 ) -> None:
@@ -126,21 +118,6 @@ def test_what_was_loaded_for_one_is_there_for_the_next_until_it_is_forgotten(
         assert owner.reads() == 3 * once + times * sum(lengths)
     owner.put(KEYS[4:5], lengths)
     assert load(readers[0], KEYS[3:5], lengths) == [True, True]
-
-
-def test_what_was_loaded_last_stays_longest(
-    owner: Owner, open_reader: Callable[[], Reader]
-) -> None:
-    reader = open_reader()
-    owner.put(KEYS[:9], [1000])
-    for key in KEYS[: SEGMENTS + 1]:
-        load(reader, [key], [1000])
-    before = owner.reads()
-    for key in KEYS[2 : SEGMENTS + 1]:
-        assert load(reader, [key], [1000]) == [True]
-    assert owner.reads() == before
-    assert load(reader, [KEYS[0]], [1000]) == [True]
-    assert owner.reads() == before + 1000
 
 
 def test_two_that_ask_at_the_same_time_get_the_same_read(
@@ -212,20 +189,6 @@ def test_a_segment_stays_as_it_is_until_its_readers_have_copied(
         until("all copy", lambda: len(copying) == SEGMENTS)
         monkeypatch.setattr(owner.server._changed, "wait", wait_for_a_segment)
         assert load(readers[-1], keys[-1:], [SEGMENT_BYTES]) == [True]
-
-
-def test_what_could_not_be_copied_is_a_miss(
-    owner: Owner, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner.put(KEYS[:12], [9000])
-
-    def fail(*_: object) -> None:
-        raise ConnectionError("it was hung up")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_Link, "copy", fail)
-        assert load(reader, KEYS[:12], [9000]) == [False] * 12
-    until("the reader is back", lambda: load(reader, KEYS[:12], [9000]) == [True] * 12)
 
 
 def test_a_reader_that_was_hung_up_on_while_it_copied_has_a_miss(

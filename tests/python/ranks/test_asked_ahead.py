@@ -1,7 +1,6 @@
 """Pieces that a reader asks for before it has copied those before them."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.python.ranks.owners import (
     Owner,
 )
 from tests.python.ranks.readers import (
-    at_the_same_time,
     bounded,
     holding,
     load,
@@ -107,37 +105,6 @@ def test_a_reader_with_one_segment_left_gets_all_its_pieces(
     until("all are free", lambda: owner.in_use() == [])
 
 
-def test_pieces_that_come_in_another_order_are_in_their_places(
-    owner: Owner, reader: Reader, store_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second one is refused, and the third one is not: a segment is free by then."""
-    owner.put(KEYS, [SEGMENT_BYTES])
-    others, keys = KEYS[: SEGMENTS - 1], [KEYS[8], "missing", KEYS[9]]
-    begun: list[tuple[str, bool]] = []
-    begin, receive = owner.server._begin, _Link.receive
-
-    def begin_noted(content: Any, *, waits: bool) -> Any:
-        segment = begin(content, waits=waits)
-        begun.append((content[1][0], segment is not None))
-        return segment
-
-    def receive_late(link: Any) -> Any:
-        monkeypatch.setattr(_Link, "receive", receive)
-        answer = receive(link)
-        until("the second request", lambda: len(begun) == 2)
-        one_more.close()
-        until("the free segment", lambda: len(owner.in_use()) < SEGMENTS)
-        return answer
-
-    with holding(store_directory, others[1:], [SEGMENT_BYTES]), ExitStack() as one_more:
-        one_more.enter_context(holding(store_directory, others[:1], [SEGMENT_BYTES]))
-        monkeypatch.setattr(owner.server, "_begin", begin_noted)
-        monkeypatch.setattr(_Link, "receive", receive_late)
-        assert bounded(lambda: load(reader, keys, [SEGMENT_BYTES])) == [True, False, True]
-    expected = [(keys[0], True), (keys[1], False), (keys[2], True), (keys[1], True)]
-    assert begun == expected
-
-
 def test_who_hangs_up_while_loads_go_on_leaves_their_segments_free(
     owner: Owner, reader: Reader, store_directory: Path, held_loads: HeldLoads
 ) -> None:
@@ -165,51 +132,3 @@ def test_who_hangs_up_while_loads_go_on_leaves_their_segments_free(
         assert owner.in_use() == [1] * SEGMENTS
     reader.close()
     until("its threads end", lambda: reading_threads() == [])
-
-
-def test_what_one_began_who_is_gone_is_answered_to_another(
-    owner: Owner, open_reader: Callable[[], Reader], store_directory: Path, held_loads: HeldLoads
-) -> None:
-    """It is the other who waits for the drive, as the first one's thread is not there yet."""
-    owner.put(KEYS[:2], [9000])
-    held_loads.hold(KEYS[0])
-    gone = _Link(store_directory, None)
-    send_at_once(gone, *(load_request([key], [9000]) for key in KEYS[:2]))
-    until("both loads", lambda: owner.in_use() == [1, 1])
-    until("the wait for the first", lambda: held_loads.awaited == KEYS[:1])
-    gone.close()
-    assert bounded(lambda: load(open_reader(), KEYS[1:2], [9000])) == [True]
-    assert held_loads.awaited == KEYS[:2]
-    held_loads.let_end()
-    until("all are free", lambda: owner.in_use() == [])
-    assert owner.reads() == 2 * 9000
-    assert held_loads.awaited == KEYS[:2]
-
-
-def test_what_is_awaited_for_one_who_is_gone_is_answered_to_another(
-    owner: Owner, open_reader: Callable[[], Reader], store_directory: Path, held_loads: HeldLoads
-) -> None:
-    """The thread of the first one waits for the drive, and tells the others' before it ends."""
-    owner.put(KEYS[:2], [9000])
-    held_loads.hold(*KEYS[:2])
-    gone = _Link(store_directory, None)
-    send_at_once(gone, *(load_request([key], [9000]) for key in KEYS[:2]))
-    until("both loads", lambda: owner.in_use() == [1, 1])
-    until("the wait for the first", lambda: held_loads.awaited == KEYS[:1])
-    gone.close()
-    held_loads.let_end(KEYS[0])
-    until("the wait for the second", lambda: held_loads.awaited == KEYS[:2])
-    readers = [open_reader() for _ in range(2)]
-
-    def read(reader: Reader) -> Callable[[], None]:
-        def work() -> None:
-            assert load(reader, KEYS[1:2], [9000]) == [True]
-
-        return work
-
-    with at_the_same_time(*map(read, readers)):
-        until("all ask", lambda: max(owner.in_use()) == 3)
-        held_loads.let_end()
-    until("all are free", lambda: owner.in_use() == [])
-    assert owner.reads() == 2 * 9000
-    assert held_loads.awaited == KEYS[:2]

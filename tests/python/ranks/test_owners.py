@@ -1,11 +1,9 @@
 """Owners that come and go, and readers that are closed."""
 
 import os
-import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from kvring.engine_store import EngineStore
 from kvring.ranks import Reader, ReadServer
 from kvring.ranks.reader import _Link
 from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, until
-from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, PREFIX, SEGMENTS, Owner
+from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, PREFIX, Owner
 from tests.python.ranks.readers import at_the_same_time, bounded, load, reading_threads
 
 
@@ -53,37 +51,6 @@ def test_before_there_is_an_owner_all_is_a_miss(
     owner = Owner(store_directory)
     until("the next one is found", lambda: load(reader, KEYS[:2], [1000]) == [True, True])
     owner.close()
-
-
-@FEW_SEGMENTS
-def test_an_owner_that_closes_in_the_midst_of_loads(
-    store_directory: Path, open_reader: Callable[[], Reader]
-) -> None:
-    choose = random.Random(5)
-    readers = [open_reader() for _ in range(2 * SEGMENTS)]
-    answers: set[bool | None] = set()
-    done = threading.Event()
-
-    def read(reader: Reader) -> Callable[[], None]:
-        def work() -> None:
-            while not done.is_set():
-                answers.update(load(reader, KEYS[:6], [20_000]))
-
-        return work
-
-    with at_the_same_time(*map(read, readers)):
-        try:
-            for _ in range(8):
-                owner = Owner(store_directory)
-                owner.put(KEYS[:6], [20_000])
-                answers.clear()
-                until("they load", lambda: True in answers)
-                time.sleep(choose.uniform(0, 0.05))
-                bounded(owner.close)
-                assert None not in answers, "wrong bytes"
-        finally:
-            done.set()
-    assert answers <= {True, False}
 
 
 def own(path: str) -> None:
@@ -174,29 +141,6 @@ def test_a_reader_that_is_closed_leaves_a_thread_its_descriptor(
         number = link._connection.fileno()
         is_closed.set()
     assert number >= 0
-
-
-@FEW_SEGMENTS
-def test_a_reader_that_is_closed_in_the_midst_of_loads(
-    owner: Owner, open_reader: Callable[[], Reader]
-) -> None:
-    owner.put(KEYS[:6], [20_000])
-    for _ in range(10):
-        reader = open_reader()
-
-        def read(reader: Reader = reader) -> None:
-            end_s = time.monotonic() + HANG_DEADLINE_S
-            found: list[bool | None] = [True]
-            while all(found):
-                assert time.monotonic() < end_s, "it reads on"
-                found = load(reader, KEYS[:6], [20_000])
-                assert None not in found, "wrong bytes"
-
-        with at_the_same_time(read, read, read):
-            time.sleep(0.02)
-            reader.close()
-    until("all are free", lambda: not owner.in_use())
-    until("all threads end", lambda: reading_threads() == [])
 
 
 @FEW_SEGMENTS
