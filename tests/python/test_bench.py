@@ -142,14 +142,6 @@ def test_the_table_has_what_is_measured(capsys: pytest.CaptureFixture[str], tmp_
     assert "ERRORS" not in text
 
 
-def test_output_goes_to_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    directory, output = tmp_path / "measured", tmp_path / "result.json"
-    directory.mkdir()
-    assert bench(directory, *SMALL, "--json", "--output", str(output)) == 0
-    assert capsys.readouterr().out == ""
-    assert json.loads(output.read_text(encoding="utf-8"))["workload"]["keys"] == KEYS
-
-
 def test_options_reach_the_store(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = (
         *("--rw=write", "--capacity=64MiB", "--durability=persistent", "--checksum=off"),
@@ -216,14 +208,6 @@ def test_wrong_arguments_are_named_with_a_way_out(
     assert message.startswith("kvring bench: ")
     for part in shown:
         assert part in message
-
-
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["bench", "--path"], ["bench", "--depth=1"]])
-def test_a_command_line_that_cannot_be_read(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    assert main(arguments) == 2
-    assert re.search("Usage: kvring|Error: Option", capsys.readouterr().err)
 
 
 def test_failed_sets_are_counted_and_told(

@@ -5,15 +5,12 @@ import os
 import platform
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import kvring
-from kvring.cli import main
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
@@ -35,23 +32,6 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def left_overs(path: Path) -> list[Path]:
     return list(path.glob("kvring-bench-*"))
-
-
-@pytest.mark.parametrize(
-    ("text", "length_bytes"), [("64k", 65536), ("64K", 65536), ("64KiB", 65536), ("64kB", 64000)]
-)
-def test_lengths_are_those_of_fio(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, length_bytes: int
-) -> None:
-    result = bench_json(capsys, tmp_path, "--rw=write", "--bs", text, "--size=1m")
-    assert result["workload"]["bs"] == str(length_bytes)
-    assert result["workload"]["size"] == MIB
-
-
-def test_the_help_tells_what_a_k_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "64k and 64KiB are 65,536 bytes; 64kB are 64,000" in text
 
 
 def test_several_paths_share_the_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -154,36 +134,3 @@ def test_a_device_that_holds_something_stays_as_it_is(
     assert bench(device.path, "--erase-devices", *SMALL) == 2
     assert "holds a store" in capsys.readouterr().err
     assert device.path.read_bytes() == before
-
-
-@pytest.mark.root
-def test_what_a_killed_run_left_on_a_device(
-    capsys: pytest.CaptureFixture[str], device: LoopDevice
-) -> None:
-    load = ("--rw=write", *SMALL, "--runtime=3600", "--erase-devices")
-    process = start_bench(device.path, *load)
-    listing = [sys.executable, "-m", "kvring", "ls", str(device.path)]
-    deadline_s = time.monotonic() + HANG_DEADLINE_S
-    while not subprocess.run(listing, capture_output=True, text=True, check=False).stdout:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline_s
-    kill(process)
-    assert bench(device.path, "--erase-devices", *SMALL) == 0
-    assert f"removed the store on {device.path}, which an earlier run left" in (
-        capsys.readouterr().err
-    )
-    assert bytes(MIB) == device.path.read_bytes()[:MIB]
-
-
-@pytest.mark.root
-def test_a_device_beside_a_directory(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, device: LoopDevice
-) -> None:
-    directory = tmp_path / "directory"
-    directory.mkdir()
-    arguments = (f"--path={device.path}", "--erase-devices", "--rw=randread", *SMALL)
-    result = bench_json(capsys, directory, *arguments)
-    assert not result["has_errors"]
-    assert result["machine"]["file_system"].endswith(", none")
-    assert list(directory.iterdir()) == []
-    assert bytes(MIB) == device.path.read_bytes()[:MIB]

@@ -3,11 +3,9 @@
 import gc
 import math
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
-    ENGINE,
     HANG_DEADLINE_S,
     MIB,
     Client,
@@ -24,7 +21,6 @@ from tests.python.conftest import (
     pattern,
 )
 from tests.python.guarded_memory import Access, GuardedMemory
-from tests.support.block_devices import mount_tmpfs
 
 LATE_WRITE_S = 0.3
 HELD_COUNT = 100
@@ -67,14 +63,6 @@ def test_close_releases_all_memory(client: Client) -> None:
     assert is_exported(memory[-1])
     client.connector.close(HANG_DEADLINE_S, drain_s=0)
     assert not any(is_exported(one) for one in memory)
-
-
-def test_close_releases_the_memory_of_completions_that_nobody_took(client: Client) -> None:
-    memory = bytearray(pattern(4096, 1))
-    client.connector.submit_batch_set(["key"], [memory])
-    client.wait_readable()
-    client.connector.close()
-    assert not is_exported(memory)
 
 
 @pytest.mark.parametrize(
@@ -126,30 +114,6 @@ def test_no_close_returns_before_the_memory_is_released(client: Client) -> None:
     assert exported_after_close == [False] * 4
 
 
-def test_threads_that_submit_during_close_get_an_answer_or_closed_error(client: Client) -> None:
-    outcomes: list[str] = []
-    started = threading.Barrier(5)
-
-    def submit_until_closed() -> None:
-        started.wait()
-        with suppress(kvring.ClosedError):
-            while True:
-                client.connector.submit_batch_set(["key"], [b"content"])
-                client.connector.submit_batch_get(["key"], [bytearray(7)])
-        outcomes.append("closed")
-
-    threads = [threading.Thread(target=submit_until_closed, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    started.wait()
-    time.sleep(0.05)
-    client.connector.close()
-    for thread in threads:
-        thread.join(HANG_DEADLINE_S)
-    assert outcomes == ["closed"] * 4
-    assert client.connector.drain_completions() == []
-
-
 def test_the_context_manager_closes_and_passes_exceptions_on(store_directory: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
@@ -196,20 +160,3 @@ def test_the_descriptor_stays_open_and_silent_until_the_connector_is_gone(
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("layout", ["extents", "files"])
-def test_a_file_system_can_be_unmounted_as_soon_as_its_store_is_closed(
-    tmp_path: Path, layout: str
-) -> None:
-    for _ in range(5):
-        with ExitStack() as stack:
-            place = mount_tmpfs(stack, CAPACITY_BYTES, tmp_path)
-            with kvring.Connector(
-                place / "store", CAPACITY_BYTES // 2, engine=ENGINE, layout=layout
-            ) as connector:
-                Client(connector).store({make_key(1): pattern(MIB, 1)})
-            # Not patiently, as at the end of the stack.
-            subprocess.run(["umount", place], check=True)
-            stack.pop_all()

@@ -1,7 +1,6 @@
 """The comparison: statistics, what is read from other programs, and small parts for real."""
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from benches.compare.harness.peers import (
     FS_NATIVE_32,
     KVRING,
     Place,
-    UnavailableError,
     bare_kvring_peer,
     build_peer,
 )
@@ -28,11 +26,7 @@ from benches.compare.harness.samples import (
     RATE,
     Sample,
     Spread,
-    figure,
-    in_turn,
-    percentile,
     ratio,
-    size_text,
 )
 from benches.compare.harness.scale import MIB, MixedPlan
 from benches.compare.harness.workload import (
@@ -57,38 +51,6 @@ def samples_of(rates: dict[str, list[float]], metric: str = RATE) -> list[Sample
     ]
 
 
-def test_spread_of_values() -> None:
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
-    assert str(Spread(2.0, 1.0, 3.0)) == "2.00 (1.00-3.00)"
-    assert str(Spread(2.0, 2.0, 2.0)) == "2.00"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0.00"), (0.0123456, "0.0123"), (1.25, "1.25"), (123.4, "123"), (1e6, "1,000,000")],
-)
-def test_figures_have_three_digits(value: float, text: str) -> None:
-    assert figure(value) == text
-
-
-def test_percentile_is_the_nearest_rank() -> None:
-    values = [float(value) for value in range(1, 201)]
-    assert percentile(values, 50) == 100.0
-    assert percentile(values, 99) == 198.0
-    assert percentile([7.0], 99) == 7.0
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(4096, "4 KiB"), (32 * MIB, "32 MiB"), (100, "100 B")]
-)
-def test_sizes_are_named(size_bytes: int, text: str) -> None:
-    assert size_text(size_bytes) == text
-
-
-def test_every_other_round_goes_the_other_way() -> None:
-    assert list(in_turn("ab", 1)) == [(-1, "b"), (-1, "a"), (0, "a"), (0, "b")]
-
-
 def test_ratios_are_taken_round_by_round_to_the_best_of_the_round() -> None:
     rates = {KVRING: [10.0, 40.0], FS_NATIVE: [10.0, 10.0], FS_NATIVE_32: [5.0, 20.0]}
     both = [FS_NATIVE, FS_NATIVE_32]
@@ -97,11 +59,6 @@ def test_ratios_are_taken_round_by_round_to_the_best_of_the_round() -> None:
     of_times = ratio(samples_of(rates, P99), "put 1 MiB", KVRING, both, P99)
     assert of_times == Spread(3.0, 2.0, 4.0)
     assert ratio(samples_of(rates), "put 1 MiB", KVRING, ["nobody"], RATE) is None
-
-
-def test_a_single_round_is_compared_with_every_round() -> None:
-    samples = samples_of({KVRING: [2.0, 4.0], FS_NATIVE: [2.0]})
-    assert ratio(samples, "put 1 MiB", KVRING, [FS_NATIVE], RATE) == Spread(1.5, 1.0, 2.0)
 
 
 def test_a_table_has_a_row_for_each_peer_and_a_column_for_each_metric() -> None:
@@ -143,12 +100,6 @@ def test_bare_device_is_taken_over_from_whoever_had_it(tmp_path: Path) -> None:
                 assert place.arena.differing_chunks(MIB, 1) == []
             finally:
                 client.close()
-
-
-def test_bare_peer_without_a_device_is_left_out(tmp_path: Path) -> None:
-    place = replace(place_on(tmp_path, tmp_path), raw_device=None)
-    with pytest.raises(UnavailableError, match="block device of its own"):
-        bare_kvring_peer(BARE).open(place)
 
 
 def test_another_build_runs_beside_the_installed_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import kvring
 from kvring._native import StoredChunks, forecast_open
 from kvring.cli import main
-from tests.python.conftest import MIB, Client, bare_loop_device, make_key, pattern
+from tests.python.conftest import MIB, Client, make_key, pattern
 
 CHUNKS = {make_key(number): pattern(MIB, number) for number in range(100)}
 LAYOUTS = pytest.mark.parametrize("layout", ["extents", "files"])
@@ -81,19 +81,6 @@ def test_the_forecast_is_what_the_open_does(tmp_path: Path, layout: str, capacit
         gone = 100 - connector.stats()["keys"]
     assert forecast["beyond_capacity"] == (gone, gone * MIB)
     assert (forecast["moved"], forecast["stale"], forecast["expired"]) == ((0, 0),) * 3
-
-
-def test_the_forecast_of_a_device_is_what_the_open_does(tmp_path: Path) -> None:
-    with bare_loop_device(tmp_path, 256 * MIB) as device:
-        fill([device.path], 256 * MIB)
-        for capacity_mib in (256, 120, 64):
-            capacity = capacity_mib * MIB
-            (forecast,) = forecast_open(device.path, capacity, ttl="off")
-            before, before_bytes = forecast["stored"]
-            with kvring.Connector(device.path, capacity, ttl="off") as connector:
-                left = connector.stats()["keys"]
-            assert forecast["beyond_capacity"][0] == before - left
-            assert before_bytes == before * MIB
 
 
 def test_a_mistyped_second_path_is_asked_about(

@@ -93,46 +93,6 @@ def test_groups_count_what_happens(open_client: Callable[..., Client]) -> None:
     assert (lookup["kv_promote_hits"], lookup["kv_promote_fail"]) == (1, 1)
 
 
-def test_hits_that_a_larger_store_would_have_had(open_client: Callable[..., Client]) -> None:
-    """By how much was evicted since a key was: half of the capacity, or all of it."""
-    client = open_client(32 * MIB, lease_s=0)
-    first = make_key(0)
-    client.store({first: CONTENT})
-    number = 0
-
-    def store_until(reached: Callable[[], bool]) -> None:
-        nonlocal number
-        while not reached():
-            number += 1
-            client.store({make_key(number): CONTENT})
-
-    def would_hit() -> tuple[int, int]:
-        """Ask for the first key, and return what that adds to both."""
-        before = client.connector.counters()["lookup"]
-        assert client.exists([first]) == [False]
-        after = client.connector.counters()["lookup"]
-        names = ("kv_lookup_would_hit_at_1_5x", "kv_lookup_would_hit_at_2x")
-        assert client.stat("would_hit_at_2x") == after[names[1]]
-        return after[names[0]] - before[names[0]], after[names[1]] - before[names[1]]
-
-    client.exists([make_key(0, "never was there")])
-    assert client.stat("would_hit_at_2x") == 0
-    store_until(lambda: client.stat("evicted") >= 8 and client.exists([first]) == [False])
-    evicted = client.stat("evicted")
-    assert would_hit() == (1, 1)
-    store_until(lambda: client.stat("evicted") > evicted + 20)
-    assert client.stat("evicted") < evicted + 30
-    assert would_hit() == (0, 1)
-    store_until(lambda: client.stat("evicted") > evicted + 36)
-    assert would_hit() == (0, 0)
-    # GET asks too.
-    last = make_key(number - 29)
-    store_until(lambda: client.exists([last]) == [False])
-    before = client.stat("would_hit_at_2x")
-    assert client.load(last, MIB) is None
-    assert client.stat("would_hit_at_2x") == before + 1
-
-
 @pytest.mark.parametrize("name", ["stats", "counters"])
 def test_they_can_be_asked_after_close(client: Client, name: str) -> None:
     client.store({"key": b"content"})

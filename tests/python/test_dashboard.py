@@ -129,16 +129,6 @@ def _has_data(server: int, query: str) -> bool:
     return bool(values) and "NaN" not in values[0]
 
 
-def test_promtool_finds_no_fault(client: Client) -> None:
-    client.store({make_key(1): pattern(10_000, 1)})
-    page = generate_latest(REGISTRY)
-    own = b"".join(line for line in page.splitlines(keepends=True) if b"kvring_" in line)
-    checked = subprocess.run(
-        [need("promtool"), "check", "metrics"], input=own, capture_output=True, check=False
-    )
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
-
-
 def test_every_metric_of_the_dashboard_is_there_and_every_metric_is_on_it(client: Client) -> None:
     """Those of registered memory, of transfers and of leases that were refused are for `stats`."""
     assert client.stat("keys") == 0

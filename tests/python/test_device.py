@@ -9,7 +9,6 @@ import pytest
 
 import kvring
 from tests.python.conftest import (
-    KIB,
     MIB,
     Client,
     LoopDevice,
@@ -83,16 +82,6 @@ def test_paths_that_no_store_can_be_on(tmp_path: Path) -> None:
         kvring.Connector("/dev/null", 64 * MIB)
 
 
-def test_a_symlink_leads_to_the_device(
-    device: LoopDevice, open_store: Callable[..., Client], tmp_path: Path
-) -> None:
-    open_store().store({"key": b"value"})
-    link = tmp_path / "by-id"
-    link.symlink_to(device.path)
-    with pytest.raises(kvring.InUseError, match=f"{link} is in use by process {os.getpid()}"):
-        kvring.Connector(link, "all")
-
-
 # --- the index in a directory ---
 
 
@@ -117,46 +106,6 @@ def test_the_index_in_a_directory(open_store: Callable[..., Client], tmp_path: P
     client.connector.close()
     with pytest.raises(kvring.ConfigError, match="index_path"):
         open_store()
-
-
-def test_a_missing_index_costs_the_hits_and_does_not_come_back(
-    open_store: Callable[..., Client], tmp_path: Path
-) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    client = open_store(index_path=first)
-    client.store({"key": pattern(64 * KIB, 1), "other": pattern(64 * KIB, 2)})
-    client.connector.close()
-
-    client = open_store(index_path=second)
-    assert "was missing" in client.connector.recovery["reset"]
-    assert client.exists(["key", "other"]) == [False, False]
-    client.connector.close()
-    # What the first index says is true no longer, whether it looks so or not.
-    client = open_store(index_path=first)
-    assert "was missing" in client.connector.recovery["reset"]
-    assert client.exists(["key", "other"]) == [False, False]
-
-
-def test_an_index_of_another_store_is_not_used(
-    open_store: Callable[..., Client], tmp_path: Path
-) -> None:
-    directory = tmp_path / "index"
-    client = open_store(index_path=directory)
-    client.store({"key": pattern(64 * KIB, 1)})
-    client.connector.close()
-    (index,) = index_files(directory)
-    with kvring.Connector(tmp_path / "elsewhere", 64 * MIB) as connector:
-        Client(connector).store({"foreign": pattern(64 * KIB, 1)})
-    index.write_bytes((tmp_path / "elsewhere" / "index.kvring").read_bytes())
-
-    client = open_store(index_path=directory)
-    assert client.connector.recovery["reset"] == "it belongs to another store"
-    assert client.exists(["key", "foreign"]) == [False, False]
-    assert client.load("foreign", 64 * KIB) is None
-    client.store({"key": pattern(64 * KIB, 3)})
-    client.connector.close()
-    client = open_store(index_path=directory)
-    assert client.load("key", 64 * KIB) == pattern(64 * KIB, 3)
 
 
 # --- discard ---

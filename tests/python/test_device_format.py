@@ -2,13 +2,10 @@
 
 import hashlib
 import os
-import shutil
-import signal
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +31,6 @@ CONTENT = pattern(64 * KIB, 1)
 # docs/format.md: the superblock, its copy, the index, and the zeros at the end.
 SUPERBLOCKS = (0, MIB - BLOCK_BYTES)
 TAIL_OFFSET = SIZE_BYTES - MIB
-VERSION_OFFSET = 8
 
 
 @pytest.fixture
@@ -214,30 +210,6 @@ def test_bytes_of_unknown_kind_are_refused(device: LoopDevice, offset: int) -> N
     assert_refused(device, "data of a kind that blkid does not know")
 
 
-OPEN_STORE = """
-import sys, kvring
-try:
-    kvring.Connector(sys.argv[1], "all").close()
-except kvring.NotFormattedError as error:
-    print(error)
-"""
-
-
-def test_without_blkid_only_a_blank_device_is_formatted(device: LoopDevice) -> None:
-    blkid = shutil.which("blkid", path="/usr/sbin:/sbin:/usr/bin:/bin")
-    assert blkid is not None, "it is a part of util-linux, as losetup is"
-    # Nothing that can be run is mounted over it, for this process only.
-    hide = f'mount --bind /dev/null {Path(blkid).resolve()} && exec "$@"'
-    shell = ("unshare", "--mount", "sh", "-c", hide, "sh")
-    command = (*shell, sys.executable, "-c", OPEN_STORE, device.path)
-    write(device, 5000, b"\1")
-    with untouched(device):
-        assert "data of unknown kind (blkid (util-linux) is not installed)" in run(*command)
-    write(device, 5000, b"\0")
-    assert run(*command) == ""
-    assert_store_is_empty(device)
-
-
 def assert_store_is_empty(device: LoopDevice) -> None:
     client = open_store(device)
     assert (client.stat("keys"), client.connector.recovery["reset"]) == (0, None)
@@ -249,25 +221,6 @@ def test_a_store_that_something_else_was_written_over_is_refused(device: LoopDev
     # As RAID does, which leaves the first block alone.
     write(device, 4096, b"\xfc\x4e\x2b\xa9")
     assert_refused(device, "holds")
-
-
-@pytest.mark.parametrize("places", [SUPERBLOCKS[:1], SUPERBLOCKS])
-def test_a_newer_version_is_refused_whatever_is_asked_for(
-    device: LoopDevice, places: tuple[int, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_store(device)
-    for offset in places:
-        write(device, offset + VERSION_OFFSET, (7).to_bytes(4, "little"))
-    if len(places) == 1:
-        # One that is whole says that the other is damaged.
-        assert_is_there(device)
-        return
-    with untouched(device), pytest.raises(kvring.FormatError) as refusal:
-        open_store(device)
-    assert f"{device.path} has format version 7" in str(refusal.value)
-    assert "up to 1" in str(refusal.value)
-    with untouched(device):
-        assert_format_refused(device, capsys, "has format version 7")
 
 
 def test_a_mounted_device_is_refused_whatever_is_asked_for(
@@ -330,25 +283,6 @@ def test_a_device_that_is_too_small_is_refused(
 # --- damage of the superblock ---
 
 
-@pytest.mark.parametrize("place", SUPERBLOCKS)
-@pytest.mark.parametrize("damage", [b"\0" * BLOCK_BYTES, b"KVRINGDV\1\0\0\0" + b"\0" * 20])
-def test_one_damaged_superblock_costs_nothing(
-    device: LoopDevice, place: int, damage: bytes
-) -> None:
-    make_store(device)
-    whole = read(device, place, BLOCK_BYTES)
-    write(device, place, damage)
-    assert_is_there(device)
-    assert read(device, place, BLOCK_BYTES) == whole, "it is written again"
-
-
-def test_two_damaged_superblocks_are_refused(device: LoopDevice) -> None:
-    make_store(device)
-    for place in SUPERBLOCKS:
-        write(device, place + 40, b"\xff" * 8)
-    assert_refused(device, "a kvring store whose superblock is damaged")
-
-
 # --- sectors that cannot be read: a loop device answers EIO behind the end of its file ---
 
 
@@ -373,28 +307,3 @@ def test_a_head_that_cannot_be_read_is_refused(
     assert_format_refused(device, capsys, "cannot read both ends of")
     assert device.image.stat().st_size == 0, "nothing is written"
     cut(device, SIZE_BYTES)
-
-
-def be_killed_formatting(path: str, delay_s: float) -> None:
-    """Be killed by itself so long after it begins to open, and so to format, a device."""
-    print("ready", flush=True)
-    threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    kvring.Connector(path, "all")
-    signal.pause()
-
-
-@pytest.mark.slow
-def test_a_kill_while_formatting_leaves_a_blank_device_or_a_store(
-    device: LoopDevice, start_child: Callable[..., subprocess.Popen[str]]
-) -> None:
-    # A little later each time, until the formatting is through before the kill.
-    delay_s, formatted = 0.0, 0
-    while formatted < 3:
-        cut(device, 0)
-        cut(device, SIZE_BYTES)
-        drop_caches(device)
-        start_child(be_killed_formatting, str(device.path), delay_s).wait()
-        formatted += bool(read(device, SUPERBLOCKS[1], 1)[0])
-        delay_s = delay_s * 1.3 + 0.004
-        make_store(device)
-        assert_is_there(device)

@@ -6,9 +6,6 @@ import logging
 import os
 import resource
 import struct
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +14,11 @@ import pytest
 import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
-    HANG_DEADLINE_S,
     Client,
     make_key,
     pattern,
     run_child,
-    until,
 )
-from tests.support.tuning import tuned
 
 LINE = "%(name)s %(levelname)s %(message)s"
 CHUNKS = {make_key(number): pattern(10_000 * number + 1, number) for number in range(1, 100, 7)}
@@ -132,13 +126,6 @@ def test_threads_take_the_place_of_a_refused_ring(
     assert_one_warning(log, str(store_directory), *parts)
 
 
-def test_several_reactors_warn_once(store_directory: Path) -> None:
-    with tuned(queue_depth=6):
-        engine, log = run_refused(store_directory, DENIED_BY_DOCKER, "io_threads=3")
-    assert engine == "posix (16 threads)"
-    assert_one_warning(log)
-
-
 @pytest.mark.parametrize("durability", ["best_effort", "persistent"])
 def test_engine_posix_has_nothing_to_warn_of(store_directory: Path, durability: str) -> None:
     options = f"engine=posix durability={durability}"
@@ -201,51 +188,3 @@ def test_without_locked_memory_it_works_and_tells_how(store_directory: Path) -> 
     else:
         assert child.stdout == f"{POSIX}\n"
         assert_one_warning(child.stderr, "RLIMIT_MEMLOCK: 0 bytes", "ulimit -l")
-
-
-def test_engines_read_what_the_other_has_written(open_client: Callable[..., Client]) -> None:
-    engines = ["io_uring", "posix", "io_uring"]
-    for number, engine in enumerate(engines):
-        client = open_client(engine=engine)
-        assert str(client.connector.stats()["engine"]).startswith(engine)
-        client.store({f"{number} {key}": chunk for key, chunk in CHUNKS.items()})
-        for earlier in range(number + 1):
-            for key, chunk in CHUNKS.items():
-                assert client.load(f"{earlier} {key}", len(chunk)) == chunk
-        assert client.connector.close()["shutdown_clean"]
-
-
-def thread_names() -> list[str]:
-    """Return the names of kvring's threads."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            names.append((task / "comm").read_text(encoding="utf-8").strip())
-    return sorted(name for name in names if name.startswith("kvring"))
-
-
-def tell_threads(directory: str) -> None:
-    with kvring.Connector(directory, CAPACITY_BYTES, engine="posix", io_threads=2) as connector:
-        Client(connector).store(CHUNKS)
-        # A thread takes its name when it first runs.
-        until(
-            "the last name",
-            lambda: sum("-io" in name or "-sync" in name for name in thread_names()) == 2 * 36,
-        )
-        print(*thread_names())
-    # A joined thread is listed for a moment longer.
-    deadline = time.monotonic() + HANG_DEADLINE_S / 2
-    while thread_names() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print(*thread_names())
-
-
-def test_threads_have_names_and_end_with_the_store(store_directory: Path) -> None:
-    child = run_child(tell_threads, str(store_directory))
-    assert child.returncode == 0, child.stderr
-    open_names, closed_names = (line.split() for line in child.stdout.split("\n")[:2])
-    for reactor in range(2):
-        mine = [name for name in open_names if name.startswith(f"kvring-{reactor}-")]
-        assert len([name for name in mine if "-io" in name]) == 32
-        assert len([name for name in mine if "-sync" in name]) == 4
-    assert closed_names == []

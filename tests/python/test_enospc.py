@@ -1,6 +1,5 @@
 """File systems that are full for real: fresh ones on loop devices, filled by another file."""
 
-import ctypes
 import errno
 import os
 import time
@@ -23,8 +22,6 @@ CAPACITY_BYTES = 1024 * MIB
 CHUNK_BYTES = MIB
 BATCH = 8
 BLOCK_BYTES = 4096
-# Of these 4 KiB chunks each takes 25 slots of the index: 6400 bytes.
-LONG_KEY_BYTES = 4096
 SOURCE = pattern(CHUNK_BYTES + 64 * KIB, 1)
 
 
@@ -60,24 +57,6 @@ def free_bytes(directory: Path) -> int:
     return answer.f_bavail * answer.f_frsize
 
 
-def punch_hole(descriptor: int, offset: int, length_bytes: int) -> None:
-    """Give a part of a file back to the file system."""
-    # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-    arguments = (ctypes.c_int(3), ctypes.c_int64(offset), ctypes.c_int64(length_bytes))
-    status = ctypes.CDLL(None, use_errno=True).fallocate(descriptor, *arguments)
-    assert status == 0, os.strerror(ctypes.get_errno())
-
-
-def give_up_ext4_reserve(directory: Path) -> None:
-    """Let ext4 run out of space for what it keeps a reserve for: its own maps."""
-    mount_point = str(directory.parent)
-    lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    device, _, file_system, *_ = next(line.split() for line in lines if mount_point in line)
-    if file_system == "ext4":
-        reserve = Path("/sys/fs/ext4") / Path(device).name / "reserved_clusters"
-        reserve.write_text("0", encoding="ascii")
-
-
 class Filler:
     """The other file that takes the space."""
 
@@ -103,13 +82,6 @@ class Filler:
         for step_bytes in (16 * MIB, MIB, 64 * KIB, BLOCK_BYTES):
             while self.add(step_bytes):
                 pass
-
-    def give_back_single_blocks(self, directory: Path, size_bytes: int) -> None:
-        """Give every other block back until so much is free, nowhere two blocks in a row."""
-        offset = 0
-        while free_bytes(directory) < size_bytes:
-            punch_hole(self._file.fileno(), offset, BLOCK_BYTES)
-            offset += 2 * BLOCK_BYTES
 
     def remove(self) -> None:
         """Give everything back."""
@@ -232,116 +204,4 @@ def test_another_file_fills_the_disk_under_a_store(
     client.connector.close()
     client = open_store(min_free=0)
     assert assert_all_whole(client, count) == held
-    client.assert_sound()
-
-
-@pytest.mark.parametrize("small_disk", ["xfs"], indirect=True)
-def test_the_blocks_of_a_removed_chunk_file_are_free_at_once(
-    open_store: Callable[..., Client], small_disk: Path
-) -> None:
-    """XFS frees those of a removed file later; SETs in their place found no space."""
-    client = open_store(layout="files")
-    client.store({make_key(0): SOURCE})
-    (path,) = (small_disk / "store" / "chunks").glob("*/*")
-    with path.open("rb") as file:
-        assert os.fstat(file.fileno()).st_blocks > 0
-        client.delete([make_key(0)])
-        client.wait_until(lambda: not path.exists())
-        assert os.fstat(file.fileno()).st_blocks == 0
-
-
-def test_an_empty_store_on_a_full_disk(
-    open_store: Callable[..., Client], filler: Filler, small_disk: Path
-) -> None:
-    open_store(min_free=0).connector.close()
-    for path in (small_disk / "store").glob("data-*"):
-        path.unlink()
-    filler.fill()
-    client = open_store(min_free=0)
-    # The first answer, and those within the pause before the file system is asked again.
-    for first in range(0, 4 * BATCH, BATCH):
-        results, error = set_batch(client, first)
-        assert results == [False] * BATCH
-        assert_reason(error)
-    assert client.exists([make_key(0)]) == [False]
-    assert client.load(make_key(0), CHUNK_BYTES) is None
-    assert client.delete([make_key(0)]) == [True]
-    assert client.stat("store_full") == 4 * BATCH
-    client.assert_sound()
-
-    client.connector.close()
-    client = open_store(min_free=0)
-    results, error = set_batch(client, 0)
-    assert not any(results)
-    assert_reason(error)
-
-    filler.remove()
-    count = wait_for_growth(client, BATCH)
-    results, error = set_batch(client, count)
-    assert all(results), error
-    assert set(range(count, count + BATCH)) <= assert_all_whole(client, count + BATCH)
-    client.assert_sound()
-
-
-@pytest.mark.parametrize("min_free", ["auto", 40 * MIB])
-def test_the_store_leaves_min_free(
-    open_store: Callable[..., Client], small_disk: Path, min_free: str | int
-) -> None:
-    answer = os.statvfs(small_disk)
-    floor_bytes = answer.f_blocks * answer.f_frsize // 20 if min_free == "auto" else min_free
-    assert isinstance(floor_bytes, int)
-    client = open_store(min_free=min_free)
-    count = 0
-    least_bytes = free_bytes(small_disk)
-    while count * CHUNK_BYTES < 2 * answer.f_blocks * answer.f_frsize:
-        results, error = set_batch(client, count)
-        assert all(results), error
-        count += BATCH
-        least_bytes = min(least_bytes, free_bytes(small_disk))
-        assert least_bytes >= floor_bytes
-    # It came near to it.
-    assert least_bytes < floor_bytes + 24 * MIB
-    assert client.stat("evicted") > 0
-    assert (client.stat("store_full"), client.stat("set_failed")) == (0, 0)
-    assert count - 1 in assert_all_whole(client, count)
-    client.assert_sound()
-
-
-def test_the_file_system_has_less_for_the_index_than_it_said(
-    open_store: Callable[..., Client], filler: Filler, small_disk: Path
-) -> None:
-    """There are just the blocks that it is to grow by, and none for the map of their places."""
-    give_up_ext4_reserve(small_disk)
-    client = open_store(min_free=0)
-    results, error = set_batch(client, 0)
-    assert all(results), error
-    filler.fill()
-    keys = [f"{number:0{LONG_KEY_BYTES}}" for number in range(800)]
-
-    def store_all() -> None:
-        for first in range(0, len(keys), 100):
-            client.store(dict.fromkeys(keys[first : first + 100], b"content"))
-
-    # All that is reserved for the index is used.
-    store_all()
-    filler.give_back_single_blocks(small_disk, MIB)
-    index = small_disk / "store" / "index.kvring"
-    before = index.stat()
-    used_bytes = client.stat("used_bytes")
-    refused = client.stat("index_full")
-    time.sleep(1.5)
-    store_all()
-    assert client.stat("index_full") > refused
-    assert client.stat("used_bytes") == used_bytes
-    # What it got of the space before it failed is given back.
-    assert index.stat().st_size == before.st_size
-    # But for a block of the file's map, which ext4 keeps.
-    assert index.stat().st_blocks - before.st_blocks <= BLOCK_BYTES // 512
-    held = client.exists(keys)
-    assert 50 < sum(held) < 400
-    client.assert_sound()
-    client.connector.close()
-    client = open_store(min_free=0)
-    assert not client.connector.recovery["truncated"], client.connector.recovery
-    assert client.exists(keys) == held
     client.assert_sound()

@@ -13,14 +13,12 @@ import kvring
 from tests.python.conftest import (
     CAPACITY_BYTES,
     Client,
-    make_key,
     make_memory,
     pattern,
     run_child,
 )
 
 BATCH_COUNT = 5000
-EVICTED_COUNT = 130_000
 
 
 def test_the_descriptor_is_an_open_int(client: Client) -> None:
@@ -69,6 +67,7 @@ def test_a_completion_has_the_types_that_lmcache_expects(client: Client) -> None
         connector.submit_batch_set(["new"], [pattern(4096, 2)]): [True],
         connector.submit_batch_get(["key", "none"], [make_memory(4096)] * 2): [True, False],
         connector.submit_batch_exists(["key", "none"]): [True, False],
+        connector.submit_batch_prefix(["key", "none", "key"]): [True, False, False],
         connector.submit_batch_delete(["none", "none either"]): [True, True],
     }
     assert all(type(future_id) is int for future_id in waiting)
@@ -141,12 +140,3 @@ def test_who_closes_the_descriptor_breaks_no_other_store(tmp_path: Path) -> None
     again = Client(kvring.Connector(tmp_path / "second", "32MiB"))
     assert again.connector.recovery["kept"] == 100
     again.connector.close()
-
-
-def test_one_eviction_step_of_a_large_store(client: Client) -> None:
-    """Line 13: a delete may name 20 % of all keys of 4 TB."""
-    client.store({make_key(number): b"content" for number in range(500)})
-    keys = [make_key(number) for number in range(EVICTED_COUNT)]
-    assert client.delete(keys) == [True] * EVICTED_COUNT
-    assert client.exists(keys) == [False] * EVICTED_COUNT
-    assert (client.stat("keys"), client.stat("deleted")) == (0, 500)

@@ -2,13 +2,11 @@
 
 import json
 import lzma
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benches.eviction.__main__ import table_of
 from benches.eviction.simulation import Document, simulate
 from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
 
@@ -65,23 +63,6 @@ def test_hits_by_hand(document: Document, policy: str, hits: int) -> None:
     assert found["room_blocks"] == 512
 
 
-@pytest.mark.parametrize(("order", "hits"), [("forward", 0), ("backward", 1)])
-def test_backward_the_end_of_a_prefix_goes_first(document: Document, order: str, hits: int) -> None:
-    assert cell(document, "order", LRU, order=order)["chunks"]["hits"] == hits
-
-
-def test_what_is_found_behind_a_miss_is_no_prefix(document: Document) -> None:
-    found = cell(document, "holes", "lru")
-    assert found["chunks"] == {"lookups": 5, "hits": 1, "prefix_hits": 0}
-    assert found["stores"] == 4
-
-
-def test_evicted_chunks_are_remembered(document: Document) -> None:
-    found = cell(document, "returns", S3FIFO)
-    assert (found["stores"], found["returns"]) == (5, 1)
-    assert cell(document, "returns", S3FIFO, variant=WITHOUT_GHOST)["returns"] == 0
-
-
 def test_what_is_in_memory_does_not_ask_the_disk(document: Document) -> None:
     # The second use of chunk 0 is one that kvring does not see, so that 0 goes for 8.
     assert cell(document, "memory", "lfu")["chunks"]["hits"] == 2
@@ -104,50 +85,6 @@ def test_traces_made_by_rule(document: Document) -> None:
 
 def test_the_same_arguments_give_the_same_outcome(document: Document, tmp_path: Path) -> None:
     assert run(tmp_path) == document
-
-
-def made_document() -> Document:
-    """Return what a simulator could say: two policies, of which `lfu` does better by bytes."""
-    found = {4: {"lru": 10, "lfu": 8, S3FIFO: 5}, 2: {"lru": 20, "lfu": 20, S3FIFO: 5}}
-    cases = [("forward", False), ("backward", False), ("forward", True)]
-    cells = []
-    for fraction, sizes, (order, behind_memory) in product(found, (ONE_SIZE, EIGHT_SIZES), cases):
-        for policy, hits in [*found[fraction].items(), (S3FIFO, 4)]:
-            counts = {"lookups": 100, "hits": hits, "prefix_hits": hits}
-            cells.append(
-                {
-                    "trace": "chat",
-                    "sizes": sizes,
-                    "fraction": fraction,
-                    "policy": policy,
-                    "order": order,
-                    "variant": WITHOUT_GHOST if hits == 4 else "",
-                    "behind_memory": behind_memory,
-                    "room_blocks": 1,
-                    "chunks": counts,
-                    "blocks": {**counts, "hits": hits * (3 if policy == "lfu" else 1)},
-                    "stores": 10,
-                    "returns": 4,
-                }
-            )
-    trace = {
-        "name": "chat",
-        "about": "by hand",
-        "requests": 10,
-        "lookups": 100,
-        "chunks": 60,
-        "footprint_blocks": {ONE_SIZE: 1 << 18, EIGHT_SIZES: 1 << 19},
-    }
-    return {"traces": [trace], "cells": cells}
-
-
-def test_the_table_has_each_trace_and_the_mean_of_the_ratios_to_the_best() -> None:
-    assert table_of(made_document()) == [
-        ["trace", "of all chunks", "lru", "lfu", S3FIFO],
-        ["chat", "1/4", "10.0", "8.0", "5.0"],
-        ["chat", "1/2", "20.0", "20.0", "5.0"],
-        ["mean of the best one's", "", "1.000", "0.900", "0.375"],
-    ]
 
 
 def test_traces_of_others_are_read_compressed_or_not(tmp_path: Path) -> None:

@@ -47,22 +47,6 @@ def test_a_prompt_is_computed_once_and_then_comes_from_disk() -> None:
     assert outcome.hit_ratio() == pytest.approx(2 / 5)
 
 
-def test_what_is_in_memory_takes_no_time() -> None:
-    outcome = simulate(trace((1, 2), (1, 2)), fleet(memory_chunks=None), RATES)
-    assert outcome.chunks == {"computed": 2, "memory": 2}
-    assert outcome.first_token_s == pytest.approx([2.0, 0.0])
-
-
-def test_behind_a_hole_all_is_computed() -> None:
-    outcome = simulate(trace((1,), (3,), (1, 2, 3)), fleet(), RATES)
-    assert outcome.chunks == {"computed": 4, "disk": 1}
-
-
-def test_those_used_longest_ago_go_first() -> None:
-    outcome = simulate(trace((1,), (2,), (1,), (3,), (1,), (2,)), fleet(disk_chunks=2), RATES)
-    assert outcome.chunks == {"computed": 4, "disk": 2}
-
-
 def test_another_node_has_it_from_the_shared_tier_and_then_from_its_disk() -> None:
     prompts = trace(*[(1, 2)] * 40)
     alone = simulate(prompts, fleet(2), RATES)
@@ -87,28 +71,9 @@ def test_what_comes_too_late_is_computed() -> None:
     assert outcome.chunks == {"computed": 2, "shared": 2, "disk": 76}
 
 
-def test_a_node_whose_loads_are_late_asks_less_and_less() -> None:
-    slow = Rates(1e9, 1e9, 100, 100)
-    # Each prompt comes twice, often to two nodes.
-    prompts = [(number,) for number in range(200) for _ in range(2)]
-    apart = [Request(11.0 * number, chunks) for number, chunks in enumerate(prompts)]
-    outcome = simulate(apart, fleet(2, shared_chunks=None), slow)
-    asked = outcome.chunks["shared"]
-    assert outcome.late_chunks == asked
-    of_two = sum(a != b for a, b in zip(outcome.nodes[::2], outcome.nodes[1::2], strict=True))
-    assert 0 < asked < of_two - 20
-
-
 def test_who_shares_a_disk_or_a_gpu_waits() -> None:
     together = [Request(0.0, (1, 2)), Request(0.0, (3, 4))]
     assert simulate(together, fleet(), RATES).first_token_s == pytest.approx([2.0, 4.0])
-
-
-def test_routing_by_prefix_keeps_a_conversation_on_its_node() -> None:
-    prompts = trace(*[tuple(range(length)) for length in range(1, 30)])
-    by_prefix = Fleet(8, "prefix", memory_chunks=0, chunk_tokens=100, chunk_bytes=CHUNK_BYTES)
-    assert len(set(simulate(prompts, by_prefix, RATES).nodes)) == 1
-    assert len(set(simulate(prompts, fleet(8), RATES).nodes)) > 4
 
 
 def test_a_seed_decides_all() -> None:

@@ -3,8 +3,6 @@
 import os
 import select
 import signal
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +13,6 @@ import pytest
 
 import kvring
 from tests.python.conftest import (
-    CAPACITY_BYTES,
     HANG_DEADLINE_S,
     MIB,
     Client,
@@ -25,9 +22,6 @@ from tests.python.conftest import (
 
 # Python 3.12 warns of any fork of a process with threads, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
-# Enough that some of them happen while the owner's threads hold locks.
-FORKS = 60
 
 
 def run_fork(function: Callable[[], str]) -> str:
@@ -116,40 +110,6 @@ def test_draining_in_a_fork_takes_nothing_from_the_owner(client: Client) -> None
     assert client.wait(future_id).results == [False]
 
 
-def test_a_store_opens_again_although_a_fork_of_its_owner_lives(
-    client: Client, open_client: Callable[..., Client]
-) -> None:
-    client.store({"key": pattern(4096, 1)})
-    released, release = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(released, 1)
-        os._exit(0)
-    client.connector.close()
-    again = open_client()
-    assert again.load("key", 4096) == pattern(4096, 1)
-    again.connector.close()
-    os.write(release, b"1")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    os.close(released)
-    os.close(release)
-
-
-def test_a_fork_that_ends_as_a_whole_interpreter_harms_nothing(client: Client) -> None:
-    """Not by os._exit: what multiprocessing's fork leaves undone, a fork may do as well."""
-    client.store({"key": pattern(MIB, 1)})
-
-    def collect() -> str:
-        connector = client.connector
-        client.__dict__.clear()
-        assert sys.getrefcount(connector) == 2
-        del connector
-        return "collected"
-
-    assert run_fork(collect) == "collected"
-    assert client.load("key", MIB) == pattern(MIB, 1)
-
-
 # What hung in nine of ten forks, or ended them, does so in one of these.
 OWN_STORE_FORKS = 5
 
@@ -177,35 +137,3 @@ def test_forks_of_an_owner_with_many_threads_open_stores_of_their_own(
         for number in range(OWN_STORE_FORKS):
             assert run_fork(partial(use_its_own, f"fork {number}")) == "True"
         assert owner.load("key", MIB) == content
-
-
-@pytest.mark.slow
-def test_stats_and_repr_answer_in_forks_of_a_busy_owner(client: Client) -> None:
-    """A lock that another thread holds at the moment of a fork is held for ever in the fork."""
-    connector = client.connector
-    content = pattern(4096, 1)
-    # Long keys take several slots of the index, and every SET and DELETE takes and frees blocks.
-    keys = [f"{number:02}".ljust(1500, "x") for number in range(64)]
-    is_over = threading.Event()
-
-    def work() -> None:
-        while not is_over.is_set():
-            client.store(dict.fromkeys(keys, content))
-            client.delete(keys)
-
-    def look() -> str:
-        stats = connector.stats()
-        return f"{stats['capacity_bytes']} {connector!r}"
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        for _ in range(FORKS):
-            capacity, _, description = run_fork(look).partition(" ")
-            assert int(capacity) == CAPACITY_BYTES
-            assert description.startswith("kvring.Connector(path=")
-    finally:
-        is_over.set()
-        worker.join()
-    connector.close()
-    assert run_fork(lambda: repr(connector)).endswith(": closed")

@@ -7,7 +7,7 @@ import pytest
 
 import kvring
 from kvring._native import MemoryTasks
-from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_memory
+from tests.python.conftest import CAPACITY_BYTES, Client, make_memory
 
 KEY = "meta/llama@00000001@0@abcd"
 SALTED = f"{KEY}@tenant"
@@ -15,24 +15,6 @@ SALTED = f"{KEY}@tenant"
 
 def open_with(path: Path, identity: str) -> Client:
     return Client(kvring.Connector(path, CAPACITY_BYTES, identity=identity))
-
-
-def test_no_engine_sees_the_chunks_of_another(tmp_path: Path) -> None:
-    contents = {identity: identity.encode() * 5000 for identity in ("fp8", "bf16", "none")}
-    for identity, content in contents.items():
-        client = open_with(tmp_path, identity)
-        assert client.exists([KEY]) == [False], identity
-        client.store({KEY: content, SALTED: content})
-        client.connector.close()
-    for identity, content in contents.items():
-        client = open_with(tmp_path, identity)
-        assert client.load(KEY, len(content)) == content
-        assert set(client.connector.usage()) == {
-            f"{prefix}meta/llama{salt}"
-            for prefix in ("fp8#", "bf16#", "")
-            for salt in ("", "@tenant")
-        }
-        client.connector.close()
 
 
 def test_calls_are_of_the_own_key_and_namespaces_those_of_the_whole_store(tmp_path: Path) -> None:
@@ -57,17 +39,6 @@ def test_calls_are_of_the_own_key_and_namespaces_those_of_the_whole_store(tmp_pa
     client = open_with(tmp_path, "two")
     assert client.exists([KEY]) == [False]
     client.connector.close()
-
-
-def test_a_quota_is_of_the_identity(tmp_path: Path) -> None:
-    quotas = {"one#m": "1MiB"}
-    for identity, most in (("one", 4), ("two", 10)):
-        with kvring.Connector(tmp_path, CAPACITY_BYTES, identity=identity, quotas=quotas) as store:
-            client = Client(store)
-            for number in range(10):
-                client.set([f"m@1@0@{number:04x}"], [b"x" * (MIB // 4)])
-            stored = client.exists([f"m@1@0@{number:04x}" for number in range(10)])
-            assert sum(stored) == most, identity
 
 
 def test_an_engine_is_told_of_its_own_keys_alone(tmp_path: Path) -> None:

@@ -201,42 +201,6 @@ def test_a_chunk_that_cannot_be_read_is_missed_alone(
     assert get_all(place.open(), KEYS) == [True] * len(KEYS)
 
 
-@ONE_SECTOR
-@pytest.mark.parametrize("durability", ["best_effort", "persistent"])
-def test_a_place_that_cannot_be_written_fails_one_of_a_batch(
-    place: Place, error: int, durability: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The kernel joins writes of neighbours, and fails all of them for one bad sector."""
-    client = place.open(durability=durability)
-    client.store(CHUNKS)
-    place.fail_chunks("write", BAD, error=error)
-    client.delete(KEYS)
-    client.wait_until(lambda: client.stat("allocated_bytes") == 0)
-    completion = client.set(KEYS, list(CHUNKS.values()))
-    failed = completion.results.count(False)
-    are_files = place.options.get("layout") == "files"
-    # Nobody knows where files will be: perhaps none is there.
-    assert failed == 1 or (failed == 0 and are_files)
-    assert completion.ok == (failed == 0)
-    if failed:
-        assert completion.error.startswith("cannot write a chunk (")
-        assert_names(place, completion.error, KEYS if are_files else [BAD], error)
-        assert any(line.startswith(completion.error) for line in caplog.messages), caplog.messages
-    assert client.stat("write_errors") == failed
-    assert (client.stat("write_retries") > 0) == (failed == 1 and durability == "persistent")
-    assert client.exists(KEYS) == completion.results
-    assert get_all(client, KEYS) == completion.results
-    if are_files:
-        place.device.mend()
-    # The place that failed is not given out again.
-    client.store(CHUNKS)
-    assert get_all(client, KEYS) == [True] * len(KEYS)
-    client.assert_sound()
-    place.device.mend()
-    assert client.connector.close()["shutdown_clean"]
-    assert get_all(place.open(), KEYS) == [True] * len(KEYS)
-
-
 def test_a_group_that_cannot_be_synced_fails(place: Place) -> None:
     client = place.open(durability="persistent")
     client.store({key: CHUNKS[key] for key in GOOD})
@@ -274,26 +238,6 @@ def held(client: Client) -> int:
     return sum(content is not None for content in found.values())
 
 
-def test_an_index_that_cannot_be_read_at_open(place: Place) -> None:
-    client = place.open()
-    client.store(MANY)
-    client.connector.close()
-    bad = place.index_offset(BAD_PAGE)
-    place.forget_index()
-    place.device.fail("read", bad)
-    client = place.open()
-    recovery = client.connector.recovery
-    assert recovery["unreadable_pages"] >= 1
-    # The kernel may read several pages at a time: good neighbours of a bad one are missed too.
-    assert len(MANY) - 16 * recovery["unreadable_pages"] == recovery["kept"] == held(client)
-    assert recovery["kept"] >= len(MANY) // 2
-    client.store(MANY)
-    assert held(client) == len(MANY)
-    place.device.mend()
-    client.connector.close()
-    assert held(place.open()) == len(MANY)
-
-
 def test_an_index_that_cannot_be_read_while_it_is_open(place: Place) -> None:
     client = place.open()
     client.store(MANY)
@@ -311,22 +255,3 @@ def test_an_index_that_cannot_be_read_while_it_is_open(place: Place) -> None:
     place.device.mend()
     client.connector.close()
     assert held(place.open()) == len(MANY)
-
-
-@pytest.mark.parametrize("kind", ["write", "flush"])
-def test_a_store_that_is_not_closed_in_order_opens_again_at_once(place: Place, kind: Kind) -> None:
-    """What is noted in the index still names this process, and the kernel may need a moment."""
-    for number in range(5):
-        client = place.open()
-        client.store({f"{number}": CHUNKS[BAD], **CHUNKS})
-        # Of writes only those of the index: ext4 loses a new directory that it cannot write.
-        place.device.fail(kind, *([place.index_offset(0)] if kind == "write" else []))
-        assert not client.connector.close()["shutdown_clean"]
-        place.device.mend()
-    # With files all of the file system is synced, and that may tell of an earlier failure once.
-    for _ in range(2 if place.options.get("layout") == "files" else 1):
-        client = place.open()
-        client.store(CHUNKS)
-        assert get_all(client, KEYS) == [True] * len(KEYS)
-        is_clean = client.connector.close()["shutdown_clean"]
-    assert is_clean

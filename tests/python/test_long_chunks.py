@@ -2,25 +2,18 @@
 
 import hashlib
 import logging
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import kvring
 from tests.python.conftest import (
-    ENGINE,
-    LAYOUT,
     MIB,
     Client,
     make_key,
     make_memory,
     pattern,
-    run_child,
 )
-from tests.support.tuning import tuned
 
 GIB = 1 << 30
 
@@ -54,55 +47,6 @@ def test_a_chunk_that_is_too_long_fails_alone(
     warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(warnings) == 1, "not chunk by chunk"
     assert digest(make_key(1)) in warnings[0].getMessage()
-
-
-@pytest.mark.parametrize("path_count", [1, 2])
-def test_an_eighth_of_the_capacity_is_taken(tmp_path: Path, path_count: int) -> None:
-    paths = [str(tmp_path / f"store-{number}") for number in range(path_count)]
-    with kvring.Connector(paths, 640 * MIB, engine=ENGINE, layout=LAYOUT) as connector:
-        client = Client(connector)
-        limit_bytes = client.stat("max_chunk_bytes")
-        assert limit_bytes == 80 * MIB
-        content = pattern(limit_bytes, 1)
-        client.store({"key": content})
-        assert client.load("key", limit_bytes) == content
-
-
-def be_killed_with_a_long_chunk(directory: str) -> None:
-    """Store a long chunk and die."""
-    connector = kvring.Connector(directory, GIB, engine=ENGINE, layout=LAYOUT)
-    Client(connector).store({"key": pattern(126 * MIB, 1)})
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def verify_in_little_memory(directory: str) -> None:
-    """Open what a dead owner left; tell how much memory verifying it takes."""
-
-    def peak_bytes() -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        (line,) = [line for line in lines if line.startswith("VmHWM")]
-        return int(line.split()[1]) << 10
-
-    before_bytes = peak_bytes()
-    options = {"engine": ENGINE, "layout": LAYOUT, "io_threads": 1}
-    budgets = ("set_in_flight_bytes", "set_in_flight_between_loads_bytes")
-    with (
-        tuned(**dict.fromkeys(budgets, 4 * MIB)),
-        kvring.Connector(directory, GIB, **options) as connector,
-    ):
-        assert connector.recovery["to_verify"] == 1
-        client = Client(connector)
-        client.wait_until(lambda: client.stat("verified_after_crash") == 1)
-        assert client.exists(["key"]) == [True]
-        assert client.stat("checksum_mismatch") == 0
-    taken_bytes = peak_bytes() - before_bytes
-    assert taken_bytes < 64 * MIB, f"{taken_bytes} bytes"
-
-
-def test_verifying_a_long_chunk_takes_little_memory(store_directory: Path) -> None:
-    assert run_child(be_killed_with_a_long_chunk, str(store_directory)).returncode == -9
-    done = run_child(verify_in_little_memory, str(store_directory))
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
     Client,
-    LoopDevice,
-    bare_loop_device,
     make_key,
     pattern,
 )
@@ -166,38 +163,6 @@ def test_where_there_is_no_store(tmp_path: Path) -> None:
 def test_an_index_that_is_none(store: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(store / "index.kvring")
     assert said in broken(store)
-
-
-def test_an_owner_at_work_is_no_damage(open_client: Callable[..., Client]) -> None:
-    """Records that are being written, and chunks that come and go, look torn for a moment."""
-    client = open_client(32 * MIB)
-    path = Path(client.connector.stats()["paths"][0]["path"])
-    is_over = threading.Event()
-
-    def work() -> None:
-        for round_number in range(1_000_000):
-            if is_over.is_set():
-                return
-            keys = [make_key(number) * 20 for number in range(100)]
-            client.set(keys, [pattern(100 + round_number % 50, 1)] * len(keys))
-            client.delete(keys[:50])
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        for _ in range(10):
-            done = ls(path)
-            assert (done.returncode, done.stderr) == (0, "")
-    finally:
-        is_over.set()
-        thread.join()
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[LoopDevice]:
-    """Yield a blank device."""
-    with bare_loop_device(tmp_path, 64 * MIB) as device:
-        yield device
 
 
 def test_the_help_tells_the_exit_status() -> None:

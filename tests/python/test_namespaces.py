@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 import kvring
-from tests.python.conftest import KIB, MIB, Client, make_key, pattern
+from tests.python.conftest import MIB, Client, make_key, pattern
 
 PLAIN = "test/model"
 SALTED = "test/model@tenant"
@@ -25,10 +25,6 @@ def key_of(namespace: str, number: int) -> str:
 
 def keys_of(namespace: str, count: int) -> list[str]:
     return [key_of(namespace, number) for number in range(count)]
-
-
-def usage_of(client: Client, namespace: str) -> dict[str, int | None]:
-    return client.connector.usage()[namespace]
 
 
 def list_all(client: Client, namespace: str, limit: int) -> list[tuple[str, str]]:
@@ -104,54 +100,6 @@ def test_purge_takes_one_namespace_and_no_other(
     client = open_client()
     assert client.connector.usage() == before
     client.store(dict.fromkeys(keys_of(namespace, count), CONTENT))
-
-
-def test_purge_names_what_is_pinned_and_leaves_it(client: Client) -> None:
-    pinned = keys_of(SALTED, 3)
-    assert client.connector.pin(pinned) == [True] * 3
-    # What is only leased goes.
-    assert all(client.exists(keys_of(SALTED, 10)))
-    purged = client.connector.purge(SALTED)
-    assert sorted(purged["pinned"]) == sorted(pinned)
-    assert purged["keys"] == 10 + len(SALTED) - 3
-    assert client.exists(keys_of(SALTED, 5)) == [True] * 3 + [False] * 2
-    assert usage_of(client, SALTED)["keys"] == 3
-    client.connector.unpin(pinned)
-    assert client.connector.purge(SALTED)["keys"] == 3
-    assert SALTED not in client.connector.usage()
-
-
-def test_purge_forgets_what_went_before(open_client: Callable[..., Client]) -> None:
-    client = open_client(16 * MIB)
-    client.store(dict.fromkeys(keys_of(PLAIN, 30), pattern(MIB, 1)))
-    assert (usage_of(client, PLAIN)["remembered_keys"] or 0) > 0
-    missed = client.exists(keys_of(PLAIN, 30)).count(False)
-    assert client.stat("would_hit_at_2x") > 0
-    client.connector.purge(PLAIN)
-    assert client.connector.usage() == {}
-    before = client.stat("would_hit_at_2x")
-    assert client.exists(keys_of(PLAIN, 30)) == [False] * 30
-    assert missed < 30
-    assert client.stat("would_hit_at_2x") == before
-
-
-QUOTA_BYTES = 4 * MIB
-
-
-def test_a_quota_takes_from_its_own_namespace_alone(open_client: Callable[..., Client]) -> None:
-    client = open_client(64 * MIB, quotas={SALTED: QUOTA_BYTES, OTHER: "8MiB"})
-    content = pattern(256 * KIB, 1)
-    client.store(dict.fromkeys(keys_of(PLAIN, 40), content))
-    for key in keys_of(SALTED, 100):
-        client.store({key: content})
-        assert (usage_of(client, SALTED)["allocated_bytes"] or 0) <= QUOTA_BYTES
-    assert usage_of(client, SALTED)["keys"] == 16
-    # The last ones.
-    assert client.exists(keys_of(SALTED, 100)) == [False] * 84 + [True] * 16
-    assert client.exists(keys_of(PLAIN, 40)) == [True] * 40
-    assert usage_of(client, SALTED)["quota_bytes"] == QUOTA_BYTES
-    assert usage_of(client, OTHER)["quota_bytes"] == 8 * MIB
-    assert usage_of(client, PLAIN)["quota_bytes"] is None
 
 
 def test_a_chunk_that_is_longer_than_its_quota_is_refused_with_reasons(

@@ -12,7 +12,6 @@ import pytest
 import kvring
 from kvring._native import BenchPlan, BenchRun
 from tests.python.conftest import CAPACITY_BYTES, Client, pattern
-from tests.support.tuning import tuned
 
 GIB = 1 << 30
 CAPACITY_RANGE = "'all' or a size such as '500GiB' from 16 MiB to 1 PiB, or a list of up to 30"
@@ -247,22 +246,6 @@ def test_options_tells_unit_default_range_and_meaning() -> None:
     assert required == ["path", "capacity"]
 
 
-def test_options_returns_a_new_dict_each_time() -> None:
-    kvring.options().clear()
-    kvring.options()["path"].clear()
-    assert kvring.options()["path"]["range"]
-
-
-def test_every_default_is_a_value_that_can_be_given(store_directory: Path) -> None:
-    defaults: dict[str, Any] = {
-        name: option["default"]
-        for name, option in kvring.options().items()
-        if option["default"] is not None
-    }
-    with kvring.Connector(store_directory, CAPACITY_BYTES, **defaults) as connector:
-        Client(connector).store({"key": b"content"})
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -284,22 +267,3 @@ def test_a_store_works_with_values_at_both_ends(
         client = Client(connector)
         client.store(chunks)
         assert {key: client.load(key, len(content)) for key, content in chunks.items()} == chunks
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"queue_depth": 1},
-        {"queue_depth": 4096},
-        {"max_io_bytes": 4096},
-        {"max_io_bytes": 64 << 20},
-        {"low_watermark": 0.5, "high_watermark": 0.5},
-        {"queue_depth": 1, "max_io_bytes": 4096},
-    ],
-    ids=str,
-)
-def test_a_store_works_with_other_constants(
-    store_directory: Path, settings: dict[str, Any]
-) -> None:
-    with tuned(**settings):
-        test_a_store_works_with_values_at_both_ends(store_directory, {})

@@ -133,14 +133,6 @@ def entries(directory: str) -> list[Path]:
     return sorted(Path(directory).iterdir())
 
 
-def test_a_failed_open_holds_nothing(client: Client, store_directory: Path) -> None:
-    before = entries("/proc/self/fd")
-    for _ in range(10):
-        with pytest.raises(kvring.InUseError):
-            kvring.Connector(store_directory, CAPACITY_BYTES)
-    assert entries("/proc/self/fd") == before
-
-
 def test_opening_and_closing_leaves_no_descriptor_and_no_thread(store_directory: Path) -> None:
     with kvring.Connector(store_directory, CAPACITY_BYTES) as connector:
         Client(connector).store({"key": pattern(MIB, 1)})

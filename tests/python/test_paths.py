@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,12 +18,10 @@ from tests.python.conftest import (
     bare_loop_device,
     fetched,
     make_key,
-    make_memory,
     pattern,
     until,
 )
-from tests.support.block_devices import attach_loop
-from tests.support.devices import loop_device, shut_down
+from tests.support.devices import loop_device
 
 CAPACITY_BYTES = 96 * MIB
 IMAGE_SIZE_BYTES = 192 * MIB
@@ -100,132 +97,22 @@ def test_wrong_lists_are_refused(
     assert list(tmp_path.iterdir()) == [], "nothing is made"
 
 
-class Disks:
-    """Two loop devices, bare or with file systems; what is below the second can be made to fail."""
-
-    def __init__(self, stack: ExitStack, parent: Path, *, is_bare: bool) -> None:
-        """Make them; the second one is an image on a file system on a loop device of its own."""
-        below = loop_device(parent, "ext4", 2 * IMAGE_SIZE_BYTES, "-O", "^has_journal")
-        self.below = stack.enter_context(below).directory
-        self.paths = []
-        for number, place in enumerate([parent, self.below]):
-            work = place / f"disk{number}"
-            work.mkdir()
-            if is_bare:
-                image = work / "image"
-                device = attach_loop(stack, image, IMAGE_SIZE_BYTES, is_sparse=True)
-                self.paths.append(str(device))
-                continue
-            # Without a journal, so that it can be unmounted after its device has failed.
-            mounted = loop_device(work, "ext4", IMAGE_SIZE_BYTES, "-O", "^has_journal")
-            self.paths.append(str(stack.enter_context(mounted).directory / "store"))
-
-    def fail(self) -> None:
-        """Make every transfer of the second one an EIO."""
-        shut_down(self.below)
-
-
-@pytest.fixture(params=["directories", "devices"])
-def loop_disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disks]:
-    """Yield two disks of their own."""
-    with ExitStack() as stack:
-        disks = Disks(stack, tmp_path, is_bare=request.param == "devices")
-        yield disks
-
-
-class MixedLoad:
-    """SETs, GETs and DELETEs of some keys, sixteen batches at a time; each answer is looked at."""
-
-    def __init__(self, client: Client) -> None:
-        """Prepare the content of every key."""
-        self.client = client
-        self.random = random.Random(7)
-        self.chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(300)}
-        self.names = list(self.chunks)
-        self.under_way: list[tuple[str, list[str], list[memoryview], int]] = []
-        self.hits = self.stored = 0
-
-    def turn(self) -> None:
-        """Submit a batch; with sixteen under way, take one answer first."""
-        while len(self.under_way) >= 16:
-            self.take()
-        names = self.random.sample(self.names, 4)
-        connector = self.client.connector
-        verb = self.random.choices(["set", "get", "delete"], [4, 4, 1])[0]
-        memory: list[memoryview] = []
-        if verb == "set":
-            future_id = connector.submit_batch_set(names, [self.chunks[name] for name in names])
-        elif verb == "get":
-            memory = [make_memory(CHUNK_BYTES) for _ in names]
-            future_id = connector.submit_batch_get(names, list(memory))
-        else:
-            future_id = connector.submit_batch_delete(names)
-        self.under_way.append((verb, names, memory, future_id))
-
-    def take(self) -> None:
-        """Wait for the oldest answer."""
-        verb, names, memory, future_id = self.under_way.pop(0)
-        completion = self.client.wait(future_id)
-        assert len(completion.results) == len(names)
-        if verb == "set":
-            self.stored += sum(completion.results)
-            assert completion.ok == all(completion.results)
-        elif verb == "delete":
-            assert completion.results == [True] * len(names)
-        for name, block, hit in zip(names, memory, completion.results, strict=False):
-            assert not hit or block == self.chunks[name], "wrong bytes"
-            self.hits += hit
-
-    def finish(self) -> None:
-        """Take all answers."""
-        while self.under_way:
-            self.take()
-
-
+@pytest.mark.root
 @pytest.mark.timeout(300)
-def test_a_disk_that_dies_under_load_is_left_out(
-    loop_disks: Disks, caplog: pytest.LogCaptureFixture
-) -> None:
-    with opened(loop_disks.paths) as client:
-        load = MixedLoad(client)
-        for _ in range(500):
-            load.turn()
-        loop_disks.fail()
-        turns = 0
-        while client.connector.stats()["paths"][1]["in_use"]:
-            load.turn()
-            turns += 1
-            assert turns < 200_000, client.connector.stats()
-        load.finish()
-        first, second = client.connector.stats()["paths"]
-        assert first["in_use"]
-        assert not first["reason"]
-        assert "failed" in second["reason"] or "gone" in second["reason"]
-        # On one disk everything works again.
-        hits, stored = load.hits, load.stored
-        for _ in range(500):
-            load.turn()
-        load.finish()
-        assert load.hits > hits
-        assert load.stored > stored
-        client.store(load.chunks)
-        assert client.exists(load.names) == [True] * len(load.names)
-        client.assert_sound()
-        assert client.connector.close()["shutdown_clean"]
-    assert f"{loop_disks.paths[1]} has failed and is out of use" in caplog.text
+def test_a_disk_that_is_dead_at_open_is_left_out(tmp_path: Path, port: int) -> None:
+    with loop_device(tmp_path, "ext4", IMAGE_SIZE_BYTES) as device:
+        paths = [str(tmp_path / "first"), str(device.directory / "store")]
+        assert_left_out_if_dead_at_open(paths, device.directory.parent, port)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("loop_disks", ["directories"], indirect=True)
-def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks, port: int) -> None:
+def assert_left_out_if_dead_at_open(paths: list[str], mount_point: Path, port: int) -> None:
     chunks = {make_key(number): pattern(CHUNK_BYTES, number) for number in range(100)}
-    with opened(loop_disks.paths) as client:
+    with opened(paths) as client:
         client.store(chunks)
         of_first = client.connector.stats()["paths"][0]["keys"]
-    mount_point = Path(loop_disks.paths[1]).parents[1]
     remount(mount_point, "ro")
     try:
-        with opened(loop_disks.paths, metrics_port=port) as client:
+        with opened(paths, metrics_port=port) as client:
             first, second = client.connector.stats()["paths"]
             assert first["in_use"]
             assert not second["in_use"]
@@ -237,7 +124,7 @@ def test_a_disk_that_is_dead_at_open_is_left_out(loop_disks: Disks, port: int) -
             client.store({key: content[::-1] for key, content in chunks.items()})
     finally:
         remount(mount_point, "rw")
-    with opened(loop_disks.paths) as client:
+    with opened(paths) as client:
         assert client.connector.recovery["stale"] == 100 - of_first
         for key, content in chunks.items():
             assert client.load(key, CHUNK_BYTES) in (None, content[::-1])

@@ -1,19 +1,12 @@
 """register_memory(): what Python hands over, refusals of the system, forks."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import kvring
 from tests.python.conftest import (
-    CAPACITY_BYTES,
-    ENGINE,
-    HANG_DEADLINE_S,
     MIB,
-    REPOSITORY,
     Client,
     make_memory,
     pattern,
@@ -83,54 +76,3 @@ def test_a_fork_neither_registers_nor_unregisters(client: Client) -> None:
     assert client.set(["a"], [memory])[1]
     assert (client.stat("transfers_fixed") > 0) == has_rings(client.connector)
     registered.close()
-
-
-LIMITED = """
-import ctypes, logging, resource, sys
-CAP_IPC_LOCK, CAP_SETPCAP = 14, 8
-PR_CAPBSET_DROP = 24
-import os
-if len(sys.argv) == 3:
-    assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, 8 << 20))
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "again"])
-logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
-import kvring
-memory = bytearray(64 << 20)
-with kvring.Connector(sys.argv[1], 256 << 20, engine=sys.argv[2], io_threads=1) as connector:
-    for _ in range(2):
-        with connector.register_memory(memory) as registered:
-            assert registered.registered_bytes == 0
-            assert connector.stats()["registered_bytes"] == 0
-    future = connector.submit_batch_set(["a"], [memory[:1 << 20]])
-    answers = []
-    while not answers:
-        answers = connector.drain_completions()
-    assert answers[0][1], answers
-    with connector.register_memory(bytearray(1 << 20)) as registered:
-        assert registered.registered_bytes == 1 << 20
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops a capability of root")
-@pytest.mark.skipif(ENGINE == "posix", reason="it has no rings")
-def test_a_limit_on_pinned_memory_is_told_once(store_directory: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, str(store_directory), "io_uring"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=HANG_DEADLINE_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if "memory is not registered" in line]
-    assert len(lines) == 1, done.stdout
-    for part in (str(64 * MIB), "RLIMIT_MEMLOCK", str(8 * MIB), "ulimit -l", "CAP_IPC_LOCK"):
-        assert part in lines[0]
-
-
-def test_without_rings_it_is_told_how_to_have_them(
-    store_directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with kvring.Connector(store_directory, CAPACITY_BYTES, engine="posix") as connector:
-        with connector.register_memory(bytearray(MIB)) as registered:
-            assert registered.registered_bytes == 0
-        connector.stats()
-    assert "set engine to 'io_uring'" in caplog.text

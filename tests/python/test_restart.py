@@ -41,14 +41,6 @@ def store_all(directory: str) -> Client:
     return client
 
 
-def store_and_return(directory: str) -> None:
-    store_all(directory)
-
-
-def store_and_keep_in_a_module(directory: str) -> None:
-    vars(sys.modules["__main__"])["client"] = store_all(directory)
-
-
 def store_and_keep_for_ever(directory: str) -> None:
     """Leave a reference that no interpreter shutdown finds, as extension modules do."""
     connector = store_all(directory).connector
@@ -101,20 +93,20 @@ def load_all(directory: str) -> None:
     print("loaded", len(expected))
 
 
-ENDINGS: dict[str, tuple[Callable[..., None], tuple[int, ...], int]] = {
-    "no close, no reference": (store_and_return, (), 0),
-    "no close, a reference in a module": (store_and_keep_in_a_module, (), 0),
-    "no close, a reference for ever": (store_and_keep_for_ever, (), 0),
-    "no close, work in flight": (store_and_exit_with_work_in_flight, (), 0),
-    "no close, a thread that polls": (store_and_exit_under_a_poller, (), 0),
-}
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_new_process_loads_what_was_answered(store_directory: Path, ending: str) -> None:
-    function, arguments, return_code = ENDINGS[ending]
-    ended = run_child(function, str(store_directory), *arguments)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (return_code, "", "")
+@pytest.mark.parametrize(
+    "ending",
+    [
+        store_and_keep_for_ever,
+        store_and_exit_with_work_in_flight,
+        store_and_exit_under_a_poller,
+    ],
+    ids=lambda ending: ending.__name__,
+)
+def test_a_new_process_loads_what_was_answered(
+    store_directory: Path, ending: Callable[..., None]
+) -> None:
+    ended = run_child(ending, str(store_directory))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     # Loading changes nothing: it can be done again.
     for _ in range(2):
         loaded = run_child(load_all, str(store_directory))

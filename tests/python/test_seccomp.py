@@ -13,12 +13,10 @@ from kvring.cli.deployment import seccomp_profile, seccomp_profile_over
 from tests.python.conftest import run_child
 from tests.python.test_engines import use
 
-NOBODY = 65_534
 ALLOW = 0x7FFF_0000
 REFUSE = 0x0005_0000
 # seccomp.h of libseccomp
 OPERATORS = {"SCMP_CMP_EQ": 4, "SCMP_CMP_MASKED_EQ": 7}
-NEW_USER, SIGCHLD, AF_VSOCK, STREAM = 0x1000_0000, 17, 40, 1
 
 
 class Comparison(ctypes.Structure):
@@ -72,48 +70,6 @@ def load_profile(profile: dict[str, Any]) -> ctypes.CDLL:
                 assert added == 0, (name, os.strerror(-added))
     assert seccomp.seccomp_load(context) == 0
     return seccomp
-
-
-def try_what_is_denied() -> None:
-    """Call what the profile denies, as nobody; print what each ended with."""
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
-    system = ctypes.CDLL(None, use_errno=True)
-    find = library().seccomp_syscall_resolve_name
-    this = os.getpid()
-    calls: dict[str, tuple[int, ...]] = {
-        "clone": (NEW_USER | SIGCHLD, 0, 0, 0, 0),
-        "clone3": (0, 0),
-        "unshare": (NEW_USER,),
-        "fsopen": (0, 0),
-        "process_vm_readv": (this, 0, 0, 0, 0, 0),
-        "process_vm_writev": (this, 0, 0, 0, 0, 0),
-        "kcmp": (this, this, 0, 0, 1),
-        "pidfd_getfd": (-1, 0, 0),
-        "mount_setattr": (-1, 0, 0, 0, 0),
-        "socket": (AF_VSOCK, STREAM, 0),
-        "getppid": (),
-    }
-    load_profile(seccomp_profile())
-    for name, arguments in calls.items():
-        ctypes.set_errno(0)
-        status = system.syscall(find(name.encode()), *map(ctypes.c_long, arguments))
-        if name == "clone" and status == 0:
-            os._exit(0)
-        print(name, errno.errorcode.get(ctypes.get_errno(), "fine") if status == -1 else "fine")
-
-
-def test_nobody_is_denied_what_docker_denies() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can become nobody")
-    library()
-    child = run_child(try_what_is_denied)
-    assert child.returncode == 0, child.stderr
-    outcomes = dict(line.split() for line in child.stdout.splitlines())
-    assert outcomes.pop("clone3") == "ENOSYS"
-    assert outcomes.pop("getppid") == "fine"
-    assert set(outcomes.values()) == {"EPERM"}, outcomes
 
 
 def allowing(seccomp: ctypes.CDLL) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import kvring
 from tests.python.conftest import Client, make_key, pattern
 
 KEYS = [make_key(number) for number in range(30)]
@@ -77,47 +76,6 @@ def versions_of(store: Path, layout: str, open_client: Open, backups: Path) -> i
         client.connector.close()
         shutil.copytree(store, backups / str(version), ignore=shutil.ignore_patterns("*socket*"))
     return versions
-
-
-@pytest.mark.parametrize("layout", ["extents", "files"])
-@pytest.mark.parametrize("what", ["index", "data"])
-def test_one_half_of_a_backup(
-    store_directory: Path, tmp_path: Path, layout: str, open_client: Open, what: str
-) -> None:
-    """An older index with newer data, and the other way round."""
-    backups = tmp_path / "backups"
-    versions = versions_of(store_directory, layout, open_client, backups)
-    newest = backups / str(versions - 1)
-    for version in range(versions - 1):
-        shutil.rmtree(store_directory)
-        shutil.copytree(newest, store_directory)
-        backup = backups / str(version)
-        halves = dict(zip(("index", "data"), parts(backup), strict=True))
-        put_back(backup, store_directory, [one.relative_to(backup) for one in halves[what]])
-        client = open_client(CAPACITY, layout=layout, lease_s=0)
-        # What did not change in between is there.
-        assert assert_no_wrong_byte(client, versions) > 0
-        client.assert_sound()
-        if version == 0:
-            assert_works(client)
-        client.connector.close()
-
-
-def test_one_path_of_several(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("a", "b", "c")]
-    versions, backups = 3, tmp_path / "backups"
-    for version in range(versions):
-        with kvring.Connector(paths, CAPACITY, lease_s=0) as connector:
-            change(Client(connector), version)
-        for path in paths:
-            ignored = shutil.ignore_patterns("*socket*")
-            shutil.copytree(path, backups / str(version) / path.name, ignore=ignored)
-    shutil.rmtree(paths[1])
-    shutil.copytree(backups / "0" / "b", paths[1])
-    with kvring.Connector(paths, CAPACITY, lease_s=0) as connector:
-        client = Client(connector)
-        assert assert_no_wrong_byte(client, versions) > 0
-        assert_works(client)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +13,8 @@ from kvring._native import StoredChunks
 from kvring.cli import main
 from tests.python.conftest import (
     MIB,
-    REPOSITORY,
     Client,
     bare_loop_device,
-    child_command,
     make_key,
     pattern,
 )
@@ -125,14 +120,6 @@ def test_repair_mends_the_index(
     assert counts(kvring_command, store_directory)["index"] == []
 
 
-def test_chunks_without_a_checksum_are_said_to_have_none(
-    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
-) -> None:
-    fill(open_client(checksum="off"))
-    found = counts(kvring_command, store_directory)
-    assert (found["intact"], found["unchecked"]) == (0, 20)
-
-
 @pytest.mark.parametrize("capacities", [["16MiB", "64MiB"], ["64MiB", "16MiB", "256MiB"]])
 def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
     tmp_path: Path, kvring_command: Run, capacities: list[str]
@@ -207,45 +194,6 @@ def test_purge_takes_a_namespace_and_leaves_the_rest(
     assert left.count("test/model@tenant") == int(is_open)
     status, _, err = kvring_command("purge", "--namespace", "none", "--yes", store_directory)
     assert (status, "no namespace 'none'" in err) == (1, True)
-
-
-def hand_over_the_lock(path: str, socket_path: str) -> None:
-    """Open a store, send its index file to another process, and wait for the end."""
-    with kvring.Connector(path, "64MiB") as connector:
-        Client(connector).store({"key": b"bytes"})
-        (index,) = [
-            int(one.name)
-            for one in Path("/proc/self/fd").iterdir()
-            if os.path.realpath(one).endswith("index.kvring")
-        ][:1]
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(socket_path)
-            socket.send_fds(connection, [b"lock"], [index])
-            signal.pause()
-
-
-def test_what_a_killed_owner_leaves_in_the_kernel_is_no_owner(
-    tmp_path: Path, store_directory: Path, kvring_command: Run
-) -> None:
-    """Its files are closed a moment after its end; here they stay open until the test lets go."""
-    address = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(address))
-        listening.listen()
-        command = child_command(hand_over_the_lock, str(store_directory), str(address))
-        child = subprocess.Popen(command, cwd=REPOSITORY)
-        connection, _ = listening.accept()
-        with connection:
-            _, (index,), _, _ = socket.recv_fds(connection, 16, 1)
-            assert StoredChunks(store_directory).facts()["holder_process_id"] == child.pid
-            child.kill()
-            child.wait()
-    try:
-        assert StoredChunks(store_directory).facts()["holder"] is None
-    finally:
-        os.close(index)
-    status, out, _ = kvring_command("purge", "--yes", "--json", "--namespace", "", store_directory)
-    assert (status, json.loads(out)["keys"]) == (0, 1)
 
 
 def test_resize_tells_what_is_lost_and_gives_back_the_space(

@@ -1,18 +1,14 @@
 """Many threads on one connector: exactly one completion each (line 7 of the contract)."""
 
-import itertools
 import random
-import select
-import threading
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from typing_extensions import Buffer
 
-from tests.python.conftest import HANG_DEADLINE_S, Client, make_key, pattern
+from tests.python.conftest import Client, make_key, pattern
 
 THREAD_COUNT = 8
 OPERATION_COUNT = 100_000
@@ -112,95 +108,3 @@ def test_exactly_one_completion_for_each_batch_of_many_threads(
     assert sum(map(client.stat, ended)) == counts["set"]
     assert client.stat("exists_hits") + client.stat("exists_misses") == counts["exists"]
     assert client.stat("deleted") + client.stat("delete_absent") == counts["delete"]
-
-
-def keep_asking(client: Client, seed: int, done: threading.Event) -> Counter[str]:
-    """Call everything that is no submit, in any order, until told to end; count the calls."""
-    chance = random.Random(seed)
-    connector = client.connector
-    calls = Counter[str]()
-
-    def check() -> None:
-        assert connector.check()["problems"] == []
-
-    upkeep: dict[str, Callable[[], object]] = {
-        "pin": lambda: connector.pin(chance.sample(KEYS, 20)),
-        "unpin": lambda: connector.unpin(chance.sample(KEYS, 20)),
-        "usage": connector.usage,
-        "keys": lambda: connector.keys("test/model", 0, chance.randint(1, 100)),
-        "purge": lambda: connector.purge(chance.choice(["test/model", "another/model"])),
-        "expire": connector.expire,
-        "check": check,
-        "stats": connector.stats,
-        "counters": connector.counters,
-        "prefix": lambda: connector.submit_batch_prefix(chance.sample(KEYS, 20)),
-    }
-    while not done.is_set():
-        name = chance.choice(list(upkeep))
-        upkeep[name]()
-        calls[name] += 1
-    return calls
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"admit": "second_use"}, {"quotas": {"test/model": "1MiB"}}], ids=str
-)
-def test_upkeep_goes_on_beside_a_load(
-    open_client: Callable[..., Client], options: dict[str, Any]
-) -> None:
-    """Nothing waits for ever, and everything fits together at every moment."""
-    client = open_client(16 << 20, ttl=1, io_threads=2, **options)
-    done = threading.Event()
-    flood = pattern(1 << 20, 1)
-    with ThreadPoolExecutor(THREAD_COUNT) as pool:
-        askers = [pool.submit(keep_asking, client, seed, done) for seed in range(4)]
-        workers = [pool.submit(submit_random_batches, client, seed, 16) for seed in range(3)]
-        try:
-            number = 0
-            while number < 2 or not all(worker.done() for worker in workers):
-                number += 1
-                client.set([f"flood {number} {part}" for part in range(16)], [flood] * 16)
-        finally:
-            done.set()
-        calls = sum((asker.result() for asker in askers), Counter[str]())
-    assert len(calls) == 10
-    assert client.stat("set_not_admitted" if "admit" in options else "evicted") > 0
-    answered = client.wait_all(itertools.chain(*(worker.result() for worker in workers)))
-    assert all(completion.ok for completion in answered)
-    client.connector.purge("test/model")
-    client.connector.unpin(KEYS)
-    client.connector.purge("test/model")
-    left = client.connector.usage().get("test/model", {"keys": 0, "remembered_keys": 0})
-    assert (left["keys"], left["remembered_keys"]) == (0, 0)
-
-
-def test_several_threads_may_drain(client: Client) -> None:
-    """No completion is handed to two of them, and none to nobody."""
-    drained: list[list[int]] = [[] for _ in range(4)]
-    done = threading.Event()
-
-    def drain(into: list[int]) -> None:
-        poll = select.poll()
-        poll.register(client.connector.event_fd(), select.POLLIN)
-        while not done.is_set():
-            if poll.poll(10):
-                into += [completion[0] for completion in client.connector.drain_completions()]
-
-    threads = [threading.Thread(target=drain, args=(into,), daemon=True) for into in drained]
-    for thread in threads:
-        thread.start()
-    submitted = [
-        client.connector.submit_batch_set([KEYS[number % KEY_COUNT]], [b"content"])
-        for number in range(5000)
-    ]
-    deadline = threading.Event()
-    timer = threading.Timer(HANG_DEADLINE_S, deadline.set)
-    timer.daemon = True
-    timer.start()
-    while sum(map(len, drained)) < len(submitted) and not deadline.wait(0.001):
-        pass
-    timer.cancel()
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert sorted(itertools.chain(*drained)) == submitted
