@@ -1,8 +1,9 @@
-"""counters(): what operators watch. docs/operations.md explains each."""
+"""counters(), which docs/operations.md explains, stats() and repr()."""
 
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,16 @@ def test_they_can_be_asked_after_close(client: Client, name: str) -> None:
     client.store({"key": b"content"})
     client.connector.close()
     assert "1" in str(getattr(client.connector, name)())
+
+
+def test_repr_tells_path_capacity_and_state(client: Client, store_directory: Path) -> None:
+    client.store({"first": pattern(4097, 1), "second": pattern(1, 2)})
+    start = f'kvring.Connector(path="{store_directory}", capacity={256 * MIB}): '
+    assert repr(client.connector) == start + "2 keys, 4098 bytes"
+    client.connector.close()
+    assert repr(client.connector) == start + "closed"
+
+
+def test_direct_io_is_what_the_file_system_can_do(client: Client) -> None:
+    """On a disk, so that all other tests do try O_DIRECT."""
+    assert client.connector.stats()["direct_io"] is True

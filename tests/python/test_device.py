@@ -147,6 +147,3 @@ def test_freed_places_are_discarded_and_the_others_stay(
     for key in kept:
         assert client.load(key, MIB) == chunk(keys.index(key))
     client.assert_sound()
-
-
-# --- forks ---

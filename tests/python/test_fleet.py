@@ -71,11 +71,6 @@ def test_what_comes_too_late_is_computed() -> None:
     assert outcome.chunks == {"computed": 2, "shared": 2, "disk": 76}
 
 
-def test_who_shares_a_disk_or_a_gpu_waits() -> None:
-    together = [Request(0.0, (1, 2)), Request(0.0, (3, 4))]
-    assert simulate(together, fleet(), RATES).first_token_s == pytest.approx([2.0, 4.0])
-
-
 def test_a_seed_decides_all() -> None:
     conversations = Conversations(requests_per_s=5, requests=200)
     first, second = (list(conversations.play(7)) for _ in range(2))

@@ -1,7 +1,6 @@
 """Metrics for Prometheus, as its default registry has them."""
 
 import gc
-import inspect
 import json
 import os
 import select
@@ -158,10 +157,6 @@ def test_a_store_opens_without_its_metrics(
         client.store({"key": pattern(4096, 1)})
         assert client.load("key", 4096) == pattern(4096, 1)
     assert "Prometheus gets no metrics of this store" in caplog.text
-
-
-def test_the_class_tells_its_arguments() -> None:
-    assert str(inspect.signature(kvring.Connector)) == "(path, capacity, **options)"
 
 
 def test_the_endpoint_serves_metrics_and_health(

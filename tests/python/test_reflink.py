@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import KIB, MIB, Client, make_key, pattern
-from tests.python.test_enospc import Filler
+from tests.python.conftest import MIB, Client, make_key
+from tests.python.test_enospc import BATCH, CHUNK_BYTES, Filler, content_of
 from tests.support.devices import loop_device
 
 pytestmark = pytest.mark.root
 
 IMAGE_BYTES = 640 * MIB
 CAPACITY_BYTES = 384 * MIB
-CHUNK_BYTES = MIB
-BATCH = 8
-SOURCE = pattern(CHUNK_BYTES + 64 * KIB, 1)
 
 
 @pytest.fixture
@@ -44,11 +41,6 @@ def open_store(disk: Path) -> Iterator[Callable[..., Client]]:
     yield build
     for connector in connectors:
         connector.close()
-
-
-def content_of(number: int) -> memoryview:
-    """Return the chunk of a number: another one for each of 65536 numbers."""
-    return memoryview(SOURCE)[number % (64 * KIB) :][:CHUNK_BYTES]
 
 
 def store(client: Client, numbers: range) -> list[str]:

@@ -70,6 +70,21 @@ def test_through_a_pipe_into_a_device(tmp_path: Path) -> None:
         assert held(device.path) == CONTENTS
 
 
+def test_what_was_done_is_told_to_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive, target = archive_of(tmp_path, "--json"), tmp_path / "target"
+    printed = json.loads(capsys.readouterr().err)
+    assert (printed["chunks"], printed["left_out"]) == (len(CONTENTS), 0)
+    arguments = ["--capacity=64MiB", "--json", "--input", str(archive)]
+    assert main(["import", str(target), *arguments]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["stored"], printed["refused"], printed["evicted"]) == (len(CONTENTS), 0, 0)
+    assert main(["resize", str(target), "--capacity=128MiB", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["keys"], printed["evicted"]) == (len(CONTENTS), 0)
+
+
 def test_other_programs_read_the_archive(tmp_path: Path) -> None:
     archive = archive_of(tmp_path)
     assert stat.S_ISREG(archive.stat().st_mode)

@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from kvring.cli.web import Page
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
@@ -129,6 +130,17 @@ def test_it_says_when_the_store_is_closed_and_goes_on_with_the_next_owner(
         client.wait_until(lambda: "nobody has" in str(last(port).get("failure")))
         client = open_client()
         client.wait_until(lambda: "process_id" in last(port))
+
+
+def test_a_clock_that_is_set_back_holds_no_frame_up() -> None:
+    with closing(Page(0)) as page:
+        port = int(page.url.rsplit(":", 1)[1].strip("/"))
+        moments = [1000.5, 1001.25, 400.125, 401.75]
+        page.show({"time_s": moment} for moment in moments)
+        for number, moment in enumerate(moments):
+            status, found = fetched(port, f"/frames?since_s={moment}")
+            assert status == 200
+            assert [one["time_s"] for one in json.loads(found)] == moments[number + 1 :]
 
 
 def test_what_is_asked_wrongly_is_refused(client: Client, store_directory: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from tests.support.block_devices import (
     DIRECTORY_PREFIX,
     ZRAM_CONTROL,
-    DeviceError,
     add_zram,
     attach_loop,
     mount,
@@ -22,24 +21,9 @@ from tests.support.block_devices import (
     require_free_space,
     temporary_directory,
 )
-
-__all__ = [
-    "EXT4_LOOP",
-    "XFS_ZRAM",
-    "Device",
-    "DeviceError",
-    "FailingDisk",
-    "LoopPair",
-    "directory_device",
-    "ext4_loop_device",
-    "ext4_on",
-    "failing_disk",
-    "loop_block",
-    "loop_device",
-    "loop_pair",
-    "shut_down",
-    "xfs_zram_device",
-]
+from tests.support.block_devices import (
+    DeviceError as DeviceError,
+)
 
 EXT4_LOOP = "ext4-loop"
 XFS_ZRAM = "xfs-zram"

@@ -186,8 +186,6 @@ class Network:
         self.port: int = self._listening.getsockname()[1]
         # Of what the server sends; None for as fast as can be.
         self.bytes_per_s: float | None = None
-        # Before each part of it.
-        self.delay_s = 0.0
         self._open: list[socket.socket] = [self._listening]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -212,7 +210,7 @@ class Network:
             while part := source.recv(64 << 10):
                 if is_answer:
                     rate = self.bytes_per_s or math.inf
-                    time.sleep(self.delay_s + len(part) / rate)
+                    time.sleep(len(part) / rate)
                 target.sendall(part)
         with suppress(OSError):
             target.shutdown(socket.SHUT_RDWR)

@@ -18,19 +18,6 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
-__all__ = [
-    "MEMORY_BYTES",
-    "MODEL",
-    "PAGE_TOKENS",
-    "device_pool",
-    "host_pool",
-    "kvring_options",
-    "make_backend",
-    "mha_pool",
-    "mla_pool",
-    "storage_config",
-]
-
 MODEL: Final = "org/model"
 # Of the benchmarks.
 PAGE_TOKENS: Final = 64

@@ -52,7 +52,7 @@ _PYTHON_SUITES = (
     *("test_close.py", "test_buffers.py", "test_buffer_exports.py"),
     *("test_registered_memory.py", "test_threads.py", "test_event_fd.py"),
     *("test_fork.py", "test_signals.py", "test_limits.py", "test_options.py"),
-    *("ranks", "test_restart.py", "test_stats.py"),
+    *("ranks", "test_restart.py", "test_counters.py"),
     *("test_namespaces.py", "test_files.py", "test_engines.py", "test_refusals.py"),
     *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py"),
 )
