@@ -8,19 +8,12 @@
 //! a smaller one for a while after a load, as loads come in bursts, and the smallest while loads wait or are under way.
 //! A SET that has waited for `set_max_wait` is due: it goes ahead of loads, so that endless loads cannot starve it. Of what is in
 //! the device an eighth is then due SETs', or one piece.
-//!
-//! A SET that a load waits for is promoted: it is served beside the loads, counts as one of them, and has a budget of its own.
-//! Where the device takes a piece of either only, a piece of a due SET follows seven of promoted ones: neither starves.
 
-mod bounds;
-mod late;
 mod waiting;
 
 use std::time::{Duration, Instant};
 
-pub use bounds::{Elsewhere, InFlight, Limits};
-pub(crate) use waiting::Queue;
-use waiting::Waiting;
+use waiting::{Queue, Waiting};
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,9 +29,55 @@ pub enum Class {
 /// Where something was loaded, more is expected for this long.
 pub(crate) const LOADS_RECUR_WITHIN: Duration = Duration::from_millis(250);
 
-/// SETs that are due may have as many bytes in the device as loads and promoted SETs have there, divided by this: an eighth of all
-/// together. They get a turn after so many pieces of promoted SETs.
+/// SETs that are due may have as many bytes in the device as loads have there, divided by this: an eighth of all together.
 const LOADS_PER_DUE_SET: u64 = 7;
+
+/// Bounds of what is in the device at a time, with what others have there. Whatever they say, one piece of a class goes if no other
+/// piece of this scheduler is in flight: its end is what the next one waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most pieces of one class in flight: SETs leave GETs their room.
+    pub queue_depth: usize,
+    /// Longest piece.
+    pub max_io_bytes: u64,
+    /// Most bytes of one class in flight.
+    pub max_in_flight_bytes: u64,
+    /// Most bytes of SETs in flight while nothing is being loaded, and has not been for 250 ms.
+    pub set_in_flight_bytes: u64,
+    /// The same between loads that follow each other within that time.
+    pub set_in_flight_between_loads_bytes: u64,
+    /// The same while GETs wait or are in flight. With less than a piece SETs wait for the loads to end.
+    pub set_in_flight_while_loading_bytes: u64,
+    /// After this time in the queue a SET goes ahead of loads, as long as no more than an eighth of what is in the device is
+    /// such SETs', or one piece.
+    pub set_max_wait: Duration,
+}
+
+/// What the device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InFlight {
+    /// Transfers.
+    pub pieces: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+impl InFlight {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self { pieces: self.pieces + other.pieces, bytes: self.bytes + other.bytes }
+    }
+}
+
+/// What others do with the same device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Elsewhere {
+    /// Whether GETs wait there, or are in flight.
+    pub are_loads_present: bool,
+    /// Of GETs.
+    pub loads: InFlight,
+    /// Of SETs.
+    pub sets: InFlight,
+}
 
 /// Permission to start one piece of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,55 +90,23 @@ pub struct Grant {
     pub offset_bytes: u64,
     /// Its length; 0 for an operation without bytes.
     pub length_bytes: u64,
-    /// Where the operation waited.
-    pub(crate) line: Line,
 }
 
 /// Where an operation waits. Once it does not wait there any more, it names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    line: Line,
+    class: Class,
     number: u64,
     /// A number that was put back in front is given twice.
     id: usize,
 }
 
-/// The queues, in the order in which they are served but for SETs that are due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
-    /// SETs that loads wait for.
-    Promoted,
-    Get,
-    Delete,
-    Set,
-}
-
-impl Line {
-    fn of(class: Class) -> Self {
-        match class {
-            Class::Get => Self::Get,
-            Class::Delete => Self::Delete,
-            Class::Set => Self::Set,
-        }
-    }
-
-    fn class(self) -> Class {
-        match self {
-            Self::Get => Class::Get,
-            Self::Delete => Class::Delete,
-            Self::Promoted | Self::Set => Class::Set,
-        }
-    }
-}
-
 /// Operations that wait for the device.
 pub struct Scheduler {
     limits: Limits,
-    queues: [Queue<Waiting>; 4],
-    /// Of each of these.
-    in_flight: [InFlight; 4],
-    /// Pieces of promoted SETs since the last one of another SET.
-    promoted_in_a_row: u64,
+    /// By class.
+    queues: [Queue<Waiting>; 3],
+    in_flight: [InFlight; 3],
     last_load: Option<Instant>,
     /// Whether a load ended since the last grant was asked for.
     load_ended: bool,
@@ -124,7 +131,6 @@ impl Scheduler {
             limits,
             queues: Default::default(),
             in_flight: Default::default(),
-            promoted_in_a_row: 0,
             last_load: None,
             load_ended: false,
             holds_sets: false,
@@ -140,122 +146,71 @@ impl Scheduler {
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
     pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) -> Ticket {
         let waiting = Waiting { id, granted_bytes: 0, total_bytes, since };
-        self.push_to(Line::of(class), waiting)
+        Ticket { class, number: self.queues[class as usize].push(waiting), id }
     }
 
-    fn push_to(&mut self, line: Line, waiting: Waiting) -> Ticket {
-        let id = waiting.id;
-        Ticket { line, number: self.queues[line as usize].push(waiting), id }
-    }
-
-    /// Queues a SET in front of all others: of those that loads wait for if it `is_promoted`.
-    pub fn push_first(
-        &mut self,
-        id: usize,
-        total_bytes: u64,
-        since: Instant,
-        is_promoted: bool,
-    ) -> Ticket {
-        let line = if is_promoted { Line::Promoted } else { Line::Set };
-        let queue = &mut self.queues[line as usize];
+    /// Queues a SET in front of all others.
+    pub fn push_first(&mut self, id: usize, total_bytes: u64, since: Instant) -> Ticket {
+        let queue = &mut self.queues[Class::Set as usize];
         queue.push_front(Waiting { id, granted_bytes: 0, total_bytes, since });
-        Ticket { line, number: queue.first, id }
-    }
-
-    /// A load waits for the SET with this ticket: what is not granted of it goes ahead of all other SETs, and beside loads. Returns
-    /// where it waits from then on.
-    pub fn promote(&mut self, ticket: Ticket) -> Ticket {
-        if ticket.line == Line::Set
-            && let Some(waiting) = self.take(ticket)
-        {
-            return self.push_to(Line::Promoted, waiting);
-        }
-        ticket
-    }
-
-    fn take(&mut self, ticket: Ticket) -> Option<Waiting> {
-        let queue = &mut self.queues[ticket.line as usize];
-        queue.at(ticket.number).is_some_and(|waiting| waiting.id == ticket.id).then_some(())?;
-        queue.take(ticket.number)
+        Ticket { class: Class::Set, number: queue.first, id }
     }
 
     /// The next piece that may start now. Each grant is to be returned by [`Self::finish`].
     pub fn next_grant(&mut self, now: Instant, elsewhere: &Elsewhere) -> Option<Grant> {
         let budget = self.set_budget(now, elsewhere.are_loads_present);
         let is_due = self.set_is_due().is_some_and(|due| due <= now);
-        let line = self.next_line(budget, is_due, elsewhere)?;
-        let (class, length_bytes) = (line.class(), self.next_length(line)?);
-        let queue = &mut self.queues[line as usize];
+        let class = self.next_class(budget, is_due, elsewhere)?;
+        let length_bytes = self.next_length(class)?;
+        let queue = &mut self.queues[class as usize];
         let front = queue.front_mut()?;
         let (id, offset_bytes) = (front.id, front.granted_bytes);
-        let grant = Grant { id, class, offset_bytes, length_bytes, line };
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
             queue.take(queue.first);
         }
-        let in_flight = &mut self.in_flight[line as usize];
+        let in_flight = &mut self.in_flight[class as usize];
         in_flight.pieces += 1;
         in_flight.bytes += length_bytes;
-        match line {
-            Line::Promoted => self.promoted_in_a_row += 1,
-            Line::Set => self.promoted_in_a_row = 0,
-            Line::Get | Line::Delete => {}
-        }
-        Some(grant)
+        Some(Grant { id, class, offset_bytes, length_bytes })
     }
 
-    /// The queue whose front may start its next piece.
-    fn next_line(&self, budget: SetBudget, is_due: bool, elsewhere: &Elsewhere) -> Option<Line> {
-        let within_budget = |line: Line| {
-            self.next_length(line).is_some_and(|length_bytes| {
-                line.class() != Class::Set
-                    || !self.holds_sets
-                        && self.set_fits((line, length_bytes), budget, is_due, elsewhere)
+    /// The class whose front may start its next piece.
+    fn next_class(&self, budget: SetBudget, is_due: bool, elsewhere: &Elsewhere) -> Option<Class> {
+        let can_go = |class: &Class| {
+            self.next_length(*class).is_some_and(|length_bytes| {
+                self.device_fits(*class, length_bytes, elsewhere)
+                    && (*class != Class::Set
+                        || !self.holds_sets
+                            && self.set_fits(length_bytes, budget, is_due, elsewhere))
             })
         };
-        let device_fits = |line: Line| {
-            self.next_length(line).is_some_and(|bytes| self.device_fits((line, bytes), elsewhere))
-        };
-        let can_go = |line: &Line| within_budget(*line) && device_fits(*line);
-        // Both want the room that the device has for SETs. The one whose turn it is may need more of it than there is yet:
-        // the other one leaves it that.
-        let [turn, other] = match self.promoted_in_a_row < LOADS_PER_DUE_SET {
-            true => [Line::Promoted, Line::Set],
-            false => [Line::Set, Line::Promoted],
-        };
-        let may_go = |line: &Line| can_go(line) && (*line == turn || !within_budget(turn));
-        if is_due && let Some(line) = [turn, other].into_iter().find(may_go) {
-            return Some(line);
+        if is_due && can_go(&Class::Set) {
+            return Some(Class::Set);
         }
         // Freeing space asks nothing of the device: loads that fill it must not hold it up.
-        let promoted = if is_due { None } else { Some(Line::Promoted) };
-        let first = promoted.into_iter().chain([Line::Get, Line::Delete]).find(can_go);
-        let is_waited_for =
-            [Line::Promoted, Line::Get].iter().any(|line| !self.queues[*line as usize].is_empty());
-        first.or_else(|| (!is_due && !is_waited_for && can_go(&Line::Set)).then_some(Line::Set))
-    }
-
-    fn in_flight_of(&self, lines: &[Line]) -> InFlight {
-        lines.iter().fold(InFlight::default(), |sum, line| sum.plus(self.in_flight[*line as usize]))
+        let first = [Class::Get, Class::Delete].into_iter().find(can_go);
+        let may_follow = !is_due && self.is_empty_of(Class::Get) && can_go(&Class::Set);
+        first.or_else(|| may_follow.then_some(Class::Set))
     }
 
     /// What is in flight of GETs, and of SETs.
     pub(crate) fn in_flight(&self) -> [InFlight; 2] {
-        [&[Line::Get][..], &[Line::Promoted, Line::Set]].map(|lines| self.in_flight_of(lines))
+        [Class::Get, Class::Set].map(|class| self.in_flight[class as usize])
     }
 
-    /// Whether nothing waits for a grant in this line.
-    pub(crate) fn is_line_empty(&self, line: Line) -> bool {
-        self.queues[line as usize].is_empty()
+    /// Whether nothing of this class waits for a grant.
+    pub(crate) fn is_empty_of(&self, class: Class) -> bool {
+        self.queues[class as usize].is_empty()
     }
 
     /// Whether the device takes a piece beside what it has of the same class.
-    fn device_fits(&self, (line, length_bytes): (Line, u64), elsewhere: &Elsewhere) -> bool {
-        let [loads, sets] = self.in_flight();
-        let (own, others) = match line {
-            Line::Promoted | Line::Set => (sets, elsewhere.sets),
-            Line::Get => (loads, elsewhere.loads),
-            Line::Delete => return true,
+    fn device_fits(&self, class: Class, length_bytes: u64, elsewhere: &Elsewhere) -> bool {
+        let own = self.in_flight[class as usize];
+        let others = match class {
+            Class::Set => elsewhere.sets,
+            Class::Get => elsewhere.loads,
+            Class::Delete => return true,
         };
         let in_flight = own.plus(others);
         own.pieces == 0
@@ -263,9 +218,9 @@ impl Scheduler {
                 && in_flight.bytes + length_bytes <= self.limits.max_in_flight_bytes
     }
 
-    /// Length of the next piece of a queue.
-    fn next_length(&self, line: Line) -> Option<u64> {
-        let front = self.queues[line as usize].front()?;
+    /// Length of the next piece of a class.
+    fn next_length(&self, class: Class) -> Option<u64> {
+        let front = self.queues[class as usize].front()?;
         Some((front.total_bytes - front.granted_bytes).min(self.limits.max_io_bytes))
     }
 
@@ -285,26 +240,22 @@ impl Scheduler {
         SetBudget { bytes, lets_one_go: !are_present }
     }
 
-    /// Whether the next piece of a SET is within the budget of its kind: promoted, due, or any.
+    /// Whether the next piece of a SET is within the budget of SETs that are due, or of any.
     fn set_fits(
         &self,
-        (line, length_bytes): (Line, u64),
+        length_bytes: u64,
         budget: SetBudget,
         is_due: bool,
         elsewhere: &Elsewhere,
     ) -> bool {
-        let own = self.in_flight[line as usize];
-        let (in_flight, goes_alone, budget_bytes, others) = if line == Line::Promoted {
-            (own, true, self.limits.set_in_flight_between_loads_bytes, 0)
-        } else if is_due {
-            let loads = self.in_flight_of(&[Line::Promoted, Line::Get]).plus(elsewhere.loads);
-            (own, true, budget.bytes.max(loads.bytes / LOADS_PER_DUE_SET), 0)
+        let [loads, sets] = self.in_flight();
+        let (goes_alone, budget_bytes, others_bytes) = if is_due {
+            let loaded_bytes = loads.plus(elsewhere.loads).bytes;
+            (true, budget.bytes.max(loaded_bytes / LOADS_PER_DUE_SET), 0)
         } else {
-            let sets = self.in_flight_of(&[Line::Promoted, Line::Set]);
-            (sets, budget.lets_one_go, budget.bytes, elsewhere.sets.bytes)
+            (budget.lets_one_go, budget.bytes, elsewhere.sets.bytes)
         };
-        goes_alone && in_flight.pieces == 0
-            || in_flight.bytes + others + length_bytes <= budget_bytes
+        goes_alone && sets.pieces == 0 || sets.bytes + others_bytes + length_bytes <= budget_bytes
     }
 
     /// When the first SET in the queue goes ahead of loads, if that is still to come at `now`, when the last grant was asked for.
@@ -313,12 +264,12 @@ impl Scheduler {
     }
 
     fn set_is_due(&self) -> Option<Instant> {
-        self.queues[Line::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
+        self.queues[Class::Set as usize].front().map(|set| set.since + self.limits.set_max_wait)
     }
 
     /// A granted piece is done, whatever became of it.
     pub fn finish(&mut self, grant: Grant) {
-        let in_flight = &mut self.in_flight[grant.line as usize];
+        let in_flight = &mut self.in_flight[grant.class as usize];
         debug_assert!(in_flight.pieces > 0 && in_flight.bytes >= grant.length_bytes);
         in_flight.pieces -= 1;
         in_flight.bytes -= grant.length_bytes;
@@ -329,17 +280,20 @@ impl Scheduler {
     pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Ticket {
         debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
         self.finish(grant);
-        let queue = &mut self.queues[grant.line as usize];
+        let queue = &mut self.queues[grant.class as usize];
         match queue.front_mut() {
             Some(front) if front.id == grant.id => front.granted_bytes = 0,
             _ => queue.push_front(Waiting { id: grant.id, granted_bytes: 0, total_bytes, since }),
         }
-        Ticket { line: grant.line, number: queue.first, id: grant.id }
+        Ticket { class: grant.class, number: queue.first, id: grant.id }
     }
 
     /// Takes back what is not granted yet of an operation.
     pub fn cancel_rest(&mut self, ticket: Ticket) {
-        self.take(ticket);
+        let queue = &mut self.queues[ticket.class as usize];
+        if queue.at(ticket.number).is_some_and(|waiting| waiting.id == ticket.id) {
+            queue.take(ticket.number);
+        }
     }
 
     /// Empties the queues.
@@ -355,12 +309,42 @@ impl Scheduler {
 
     /// GETs that wait, and pieces of them in flight.
     pub fn loads(&self) -> usize {
-        self.queues[Line::Get as usize].waiting.len() + self.in_flight[Line::Get as usize].pieces
+        self.queues[Class::Get as usize].waiting.len() + self.in_flight[Class::Get as usize].pieces
     }
 
     /// Whether a SET waits for a grant.
     pub fn has_waiting_sets(&self) -> bool {
-        !self.queues[Line::Set as usize].is_empty()
+        !self.is_empty_of(Class::Set)
+    }
+
+    /// Takes the GETs that came by `latest`, and of which nothing is granted.
+    pub fn take_late_loads(&mut self, latest: Instant) -> Vec<usize> {
+        let mut late = Vec::new();
+        while let Some((number, since)) = self.first_unstarted_load()
+            && since <= latest
+        {
+            self.late_until = number + 1;
+            late.extend(self.queues[Class::Get as usize].take(number).map(|waiting| waiting.id));
+        }
+        late
+    }
+
+    /// When the first GET came of which nothing is granted.
+    pub fn oldest_unstarted_load(&mut self) -> Option<Instant> {
+        self.first_unstarted_load().map(|(_, since)| since)
+    }
+
+    fn first_unstarted_load(&mut self) -> Option<(u64, Instant)> {
+        let queue = &self.queues[Class::Get as usize];
+        // Only the front may have started.
+        let begun = queue.front().is_some_and(|front| front.granted_bytes > 0);
+        self.late_until = self.late_until.max(queue.first + u64::from(begun));
+        let offset = (self.late_until - queue.first) as usize;
+        let mut rest = queue.waiting.iter().skip(offset);
+        let (skipped, waiting) =
+            rest.by_ref().enumerate().find_map(|(skipped, one)| Some((skipped, one.as_ref()?)))?;
+        self.late_until += skipped as u64;
+        Some((self.late_until, waiting.since))
     }
 }
 

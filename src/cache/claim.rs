@@ -59,12 +59,6 @@ impl Claim {
         self.request.buffer.length_bytes() as u64
     }
 
-    /// CRC-64/NVME of what is to be stored.
-    pub(crate) fn checksum(&self) -> u64 {
-        let buffer = &self.request.buffer;
-        crc64(buffer.bytes(0, buffer.length_bytes()))
-    }
-
     /// Compares at most `limit_bytes`, asks for admission, and takes room for the chunk, its record and its quota, or none of them. If
     /// others wait for that room, it waits `behind` them.
     pub(crate) fn begin(

@@ -29,7 +29,7 @@ pub(crate) use directory_watch::FilesChange;
 pub(crate) use read::ReadHandle;
 pub(crate) use suspect_chunks::{Finding, SuspectChunks};
 pub(crate) use threads::CacheThread;
-pub(crate) use write::{RecordedWrite, SupersedingWrite, Waiting, WriteHandle};
+pub(crate) use write::{RecordedWrite, SupersedingWrite, WriteHandle};
 pub(crate) use writes::RoomOf;
 
 use background_signal::BackgroundSignal;
@@ -73,7 +73,7 @@ pub(crate) struct SetRequest {
 }
 
 /// The index, with the requests that wait in it.
-pub(crate) type ChunkIndex = Index<GetRequest, SetRequest>;
+pub(crate) type ChunkIndex = Index<SetRequest>;
 
 /// The chunks of one path: index, extents, counters, and what is decided about them.
 pub(crate) struct Cache {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Cache, GetRequest};
-use crate::index::{ChunkVersion, Pin, ReadOutcome};
+use super::Cache;
+use crate::index::{ChunkVersion, Pin};
 use crate::key::Digest;
 
 /// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
@@ -15,17 +15,16 @@ pub(crate) struct ReadHandle {
 }
 
 impl Cache {
-    /// GET: opens the chunk of `key` if it is stored in exactly the length of the request's buffer.
+    /// GET: opens the chunk of `key` if it is stored in exactly this length.
     pub(crate) fn open(
         self: &Arc<Self>,
         digest: Digest,
         key: &str,
+        length_bytes: u64,
         now_ms: u64,
-        request: GetRequest,
-    ) -> ReadOutcome<GetRequest, ReadHandle> {
-        let length_bytes = request.buffer.length_bytes() as u64;
-        let held = |pin| ReadHandle::new(self, pin);
-        self.index.enter_get(digest, key, length_bytes, now_ms, request, held)
+    ) -> Option<ReadHandle> {
+        let pin = self.index.pin_stored(digest, key, length_bytes, now_ms)?;
+        Some(ReadHandle::new(self, pin))
     }
 
     /// Opens a chunk to verify it, if it is still the one that was suspected.

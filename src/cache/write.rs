@@ -13,15 +13,11 @@
 
 use std::sync::Arc;
 
-use super::read::ReadHandle;
-use super::{Cache, GetRequest, SetRequest};
+use super::{Cache, SetRequest};
 use crate::base::block::Extent;
 use crate::evict::PoolId;
-use crate::index::{ChunkFields, ClaimOutcome, Reservation, Resumed};
+use crate::index::{ChunkFields, ClaimOutcome, Reservation};
 use crate::key::Digest;
-
-/// What to do next with operations that waited for a SET, in this order.
-pub(crate) type Waiting = Vec<Resumed<GetRequest, SetRequest, ReadHandle>>;
 
 /// A part of a namespace's quota, in blocks, if it has one; given back when its chunk is stored, or is not going to be.
 #[derive(Clone, Copy)]
@@ -78,8 +74,12 @@ impl WriteHandle {
         self.is_unwritable = true;
     }
 
-    /// The chunk is written: it is stored from now on. Returns its generation, and what waited for it.
-    pub(crate) fn commit(mut self, request: &SetRequest, checksum: u64) -> (u64, Waiting) {
+    /// The chunk is written: it is stored from now on. Returns its generation, and the next SET of its key.
+    pub(crate) fn commit(
+        mut self,
+        request: &SetRequest,
+        checksum: u64,
+    ) -> (u64, Option<SetRequest>) {
         // Before the record is on its way, which has it flushed.
         self.cache.store.note_written(self.extent);
         let content = self.content_of(request, checksum);
@@ -107,7 +107,7 @@ impl WriteHandle {
         }
     }
 
-    fn store(&mut self, content: ChunkFields) -> (u64, Waiting) {
+    fn store(&mut self, content: ChunkFields) -> (u64, Option<SetRequest>) {
         let cache = &self.cache;
         cache.counters.set_stored.add(1);
         cache.counters.written_bytes.add(content.length_bytes);
@@ -156,7 +156,7 @@ impl RecordedWrite {
         }
     }
 
-    pub(crate) fn commit(mut self) -> (u64, Waiting) {
+    pub(crate) fn commit(mut self) -> (u64, Option<SetRequest>) {
         self.write.store(self.content)
     }
 }
@@ -166,14 +166,14 @@ impl SupersedingWrite {
         self.0.extent()
     }
 
-    pub(crate) fn commit(mut self) -> (u64, Waiting) {
+    pub(crate) fn commit(mut self) -> (u64, Option<SetRequest>) {
         self.0.write.store(self.0.content)
     }
 }
 
 impl Drop for SupersedingWrite {
     fn drop(&mut self) {
-        // Those that waited fail: nobody goes on with them.
+        // One that waited fails: nobody goes on with it.
         if self.0.write.record.is_some() && !std::thread::panicking() {
             drop(self.0.write.store(self.0.content));
         }
@@ -187,15 +187,14 @@ impl Cache {
         self.index.enter_set(request.digest, &key, now_ms, request)
     }
 
-    /// A SET is done, with or without a chunk to publish. Returns what waited behind it.
+    /// A SET is done, with or without a chunk to publish. Returns the next one of its key.
     pub(crate) fn end_set(
-        self: &Arc<Self>,
+        &self,
         digest: Digest,
         publication: Option<(Reservation, ChunkFields)>,
-    ) -> Waiting {
-        let held = |pin| ReadHandle::new(self, pin);
-        let (waiting, freed) = self.index.finish_set(digest, publication, held);
+    ) -> Option<SetRequest> {
+        let (next, freed) = self.index.finish_set(digest, publication);
         self.reclaim_all(freed);
-        waiting
+        next
     }
 }

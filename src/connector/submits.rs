@@ -13,7 +13,7 @@ use crate::batch::failure::{FailureCode, FailureReason};
 use crate::batch::responder::{Batch, Responder};
 use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::error::StoreError;
-use crate::index::{ClaimOutcome, ReadOutcome};
+use crate::index::ClaimOutcome;
 use crate::key::{Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, ReactorGroup};
 
@@ -33,32 +33,27 @@ impl Connector {
         let (now_ms, submitted) = (self.config.clock.now_ms(), Instant::now());
         let live = self.volumes.live_set();
         let mut operations = self.volumes.operations(keys.len());
-        let mut awaited = vec![Vec::new(); self.volumes.all.len()];
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions.common);
         for ((item, Hashed { key, digest }), buffer) in items.zip(self.hashed(keys)).zip(buffers) {
-            let request = GetRequest { item, buffer: *buffer, submitted };
             let number = self.volumes.number_of(digest, live);
             let shared = &self.volumes.all[number].shared;
-            if shared.responsiveness.misses_loads() {
-                shared.cache.counters.get_misses.add(1);
-                request.item.miss();
-                continue;
-            }
-            match shared.cache.open(digest, key, now_ms, request) {
-                ReadOutcome::Hit(request, read) => {
+            let length_bytes = buffer.length_bytes() as u64;
+            let read = match shared.responsiveness.misses_loads() {
+                true => None,
+                false => shared.cache.open(digest, key, length_bytes, now_ms),
+            };
+            match read {
+                Some(read) => {
+                    let request = GetRequest { item, buffer: *buffer, submitted };
                     operations[number].push(Operation::Get(request, read));
                 }
-                ReadOutcome::Miss(request) => {
+                None => {
                     shared.cache.counters.get_misses.add(1);
-                    request.item.miss();
+                    item.miss();
                 }
-                ReadOutcome::Waits => awaited[number].push(digest),
             }
         }
         self.volumes.push(operations);
-        for (volume, awaited) in self.volumes.all.iter().zip(&awaited) {
-            volume.shared.promote(awaited);
-        }
         self.completions.announce();
         Ok(future_id)
     }

@@ -15,7 +15,7 @@ use crate::format::names::StoreId;
 use crate::store::IndexShare;
 
 /// Changes of records on their way into the file. They are numbered: a ticket is behind all that were queued before it.
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Starts the thread that writes changes, which `notify` is told of. Without it each change is written where it is made.
     pub(crate) fn start_writer(
         &self,
@@ -74,7 +74,7 @@ impl<G, S> Index<G, S> {
 }
 
 /// Making the file durable.
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.table.sync()
     }
@@ -115,7 +115,7 @@ impl<G, S> Index<G, S> {
 }
 
 /// Records and space.
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Slots for the record of a chunk whose key has `key_length` bytes; does not block.
     ///
     /// # Errors

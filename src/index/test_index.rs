@@ -18,10 +18,7 @@ use crate::store::Store;
 use crate::store::data_files::{ExtentStore, find_files};
 
 /// Opens the index in the directory that `config` names, and its data. They are made if there are none.
-pub(crate) fn open<G: Send, S: Send>(
-    config: &Config,
-    quotas: &Quotas,
-) -> (Index<G, S>, Box<dyn Store>) {
+pub(crate) fn open<S: Send>(config: &Config, quotas: &Quotas) -> (Index<S>, Box<dyn Store>) {
     let space = Arc::new(SpaceAccount::new(config.capacity_bytes()));
     let directory = Arc::new(Directory::open(config.path()).unwrap());
     let files = find_files(&directory, || None).unwrap();
@@ -34,16 +31,16 @@ pub(crate) fn open<G: Send, S: Send>(
 }
 
 /// The same for tests of the index alone.
-pub(in crate::index) fn opened<G: Send, S: Send>(
+pub(in crate::index) fn opened<S: Send>(
     directory: &Path,
     set_up: impl FnOnce(&mut Config),
-) -> Index<G, S> {
+) -> Index<S> {
     let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
     set_up(&mut config);
     open(&config, &Quotas::new(&config.quotas)).0
 }
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Does what the thread that writes records does with what is queued.
     pub(crate) fn write_queued(&self) {
         let mut changes = Vec::new();

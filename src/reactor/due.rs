@@ -8,7 +8,6 @@ use super::io_error_policy::Failure;
 use super::limits::MOST_IN_A_TURN;
 use super::responsiveness::SILENCE;
 use super::state::Reactor;
-use crate::key::Digest;
 use crate::schedule::Class;
 
 /// A reactor that looks so much later than it meant to was not running.
@@ -43,31 +42,19 @@ impl Reactor {
             if *due <= now {
                 let retried = &mut active[*id];
                 retried.ticket = scheduler.push(Class::Set, *id, retried.waiting_bytes, now);
-                if retried.is_awaited {
-                    retried.ticket = scheduler.promote(retried.ticket);
-                }
             }
             *due > now
         });
-    }
-
-    /// Loads wait for the SET of this key that is here.
-    pub(super) fn note_awaited(&mut self, digest: Digest) {
-        if let Some(deadline) = self.load_deadline {
-            self.late_awaited.push_back((Instant::now() + deadline, digest));
-        }
     }
 
     /// When the next load is late.
     fn next_late(&mut self) -> Option<Instant> {
         let deadline = self.load_deadline?;
         let oldest = [self.scheduler.oldest_unstarted_load(), self.group.pending.oldest_load()];
-        let queued = oldest.into_iter().flatten().map(|since| since + deadline);
-        queued.chain(self.late_awaited.front().map(|(late, _)| *late)).min()
+        oldest.into_iter().flatten().map(|since| since + deadline).min()
     }
 
-    /// Answers the loads that are late, as many as one turn may: those in the queue, which the others there do not wait for any
-    /// more, and those that wait for a SET of their key.
+    /// Answers the loads in the queue that are late, as many as one turn may; the others there do not wait for these any more.
     pub(super) fn answer_late_loads(&mut self, now: Instant) {
         let is_silent = self.group.responsiveness.misses_loads();
         let deadline = if is_silent { Some(Duration::ZERO) } else { self.load_deadline };
@@ -87,26 +74,6 @@ impl Reactor {
             self.has_changed = true;
             self.group.wake_waiting_sets();
         }
-        let mut answered = 0;
-        while let (Some((late, digest)), Some(latest)) =
-            (self.late_awaited.front().copied(), latest)
-            && late <= now
-            && answered < MOST_IN_A_TURN
-        {
-            self.late_awaited.pop_front();
-            answered += 1 + self.miss_awaiting(digest, latest);
-        }
-    }
-
-    /// Answers the loads that came by `latest` and wait for the SET of this key. Returns how many.
-    fn miss_awaiting(&self, digest: Digest, latest: Instant) -> usize {
-        let cache = &self.group.cache;
-        let late = cache.index.take_late_gets(digest, |get| get.submitted <= latest);
-        let count = late.len();
-        cache.counters.get_late.add(count as u64);
-        cache.counters.get_misses.add(count as u64);
-        late.into_iter().for_each(|request| request.item.miss());
-        count
     }
 
     /// Looks whether the drive has fallen silent, when that is due. While it is, nothing that has not begun waits for it.
@@ -136,13 +103,6 @@ impl Reactor {
                     );
                 }
             }
-        }
-        if group.responsiveness.are_writes_silent() {
-            let awaited = self.active.iter().filter(|(_, active)| active.is_awaited);
-            let digests = awaited.filter_map(|(_, active)| active.operation.set_digest());
-            digests.for_each(|digest| {
-                self.miss_awaiting(digest, now);
-            });
         }
     }
 }

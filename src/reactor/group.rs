@@ -16,7 +16,6 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::Cache;
 use crate::engine::Waker;
-use crate::key::Digest;
 use crate::schedule::{Elsewhere, Limits, Scheduler};
 
 /// The cache of one path, and a lane to each of its reactors.
@@ -141,27 +140,6 @@ impl ReactorGroup {
         }
     }
 
-    /// Whether reactor `number` has to look at what came for it, or at what was deleted.
-    pub(super) fn has_work(&self, number: usize) -> bool {
-        !self.lanes[number].awaited.is_empty() || !self.cache.deleted.is_empty()
-    }
-
-    /// GETs wait for what is being written for these keys: whichever reactor has such a SET promotes it.
-    pub(crate) fn promote(&self, awaited: &[Digest]) {
-        if awaited.is_empty() {
-            return;
-        }
-        let taken_up = self.pending.promote(awaited);
-        if taken_up.len() < awaited.len() {
-            self.wake(1);
-        }
-        // Only one that runs has a SET.
-        for lane in self.running().filter(|_| !taken_up.is_empty()) {
-            taken_up.iter().for_each(|digest| lane.awaited.push(*digest));
-            lane.waker.wake();
-        }
-    }
-
     /// Asks the reactors to finish: what is queued until `drain_timeout` has passed, what is in the kernel in any case.
     pub(crate) fn stop(&self, drain_timeout: Duration) {
         let deadline = Instant::now() + drain_timeout;
@@ -210,9 +188,7 @@ impl ReactorGroup {
         while let Some((extent, _)) = self.cache.deleted.pop() {
             self.cache.reclaim(extent);
         }
-        let (gets, sets) = self.cache.index.abandon_waiting();
-        self.cache.counters.abandoned.add((gets.len() + sets.len()) as u64);
-        drop((gets, sets));
+        self.cache.counters.abandoned.add(self.cache.index.abandon_waiting().len() as u64);
         self.completions.announce();
     }
 

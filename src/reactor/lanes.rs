@@ -5,15 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use super::latency::Latencies;
 use crate::base::sync::Mutex;
-use crate::base::sync::SegQueue;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::engine::Waker;
-use crate::key::Digest;
 use crate::schedule::{Elsewhere, InFlight, Scheduler};
 
 pub(super) struct Lane {
-    /// Keys whose SETs are to be promoted, as GETs wait for them.
-    pub(super) awaited: SegQueue<Digest>,
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
     /// Its syncs. All that it has in flight come back before it begins further ones.
@@ -23,7 +19,7 @@ pub(super) struct Lane {
     pub(super) awaits_syncs: AtomicBool,
     /// It waits for changes of records to be made.
     pub(super) awaits_records: AtomicBool,
-    /// GETs that wait or are in flight here, and SETs that loads wait for.
+    /// GETs that wait or are in flight here.
     pub(super) loads: AtomicUsize,
     /// SETs wait here for the loads of others to end.
     pub(super) sets_wait: AtomicBool,
@@ -43,7 +39,6 @@ pub(super) struct ThreadSyncs {
 impl Lane {
     pub(super) fn new(waker: Arc<Waker>) -> Self {
         Self {
-            awaited: SegQueue::new(),
             waker,
             latencies: Mutex::new(Latencies::new()),
             syncs_begun: AtomicU64::new(0),

@@ -1,6 +1,5 @@
 //! One operation: what it is for, and how far it is.
 
-use std::collections::VecDeque;
 use std::mem;
 use std::time::Instant;
 
@@ -8,13 +7,10 @@ use super::chunk_file::ChunkFile;
 use super::io_error_policy::Failure;
 use super::latency::Timeline;
 use crate::base::block::Extent;
-use crate::batch::failure::FailureReason;
 use crate::cache::{
-    Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SetRequest, SupersedingWrite, WriteHandle,
+    Claim, GetRequest, ReadHandle, RecordedWrite, RoomOf, SupersedingWrite, WriteHandle,
 };
 use crate::config::Checksum;
-use crate::index::Resumed;
-use crate::key::Digest;
 use crate::schedule::{Class, Ticket};
 
 /// What an operation costs beside its bytes, in bytes that could be moved meanwhile.
@@ -27,14 +23,6 @@ pub(crate) enum Operation {
     Reclaim(Extent),
     /// Reads a chunk that may be damaged, piece by piece, for its checksum.
     Verify(ReadHandle),
-}
-
-/// What waited behind a SET that has ended.
-pub(super) struct WaitingBehind {
-    pub(super) waiting: VecDeque<Resumed<GetRequest, SetRequest, ReadHandle>>,
-    /// That of the SET, and the checksum of its bytes.
-    pub(super) shared_failure: Option<(FailureReason, u64)>,
-    pub(super) length_bytes: u64,
 }
 
 impl Operation {
@@ -77,14 +65,6 @@ impl Operation {
             Self::Get(_, read) | Self::Verify(read) => Some(read.pin.extent),
             Self::Set(set) => set.extent(),
             Self::Reclaim(_) => None,
-        }
-    }
-
-    /// Of the key that a SET writes.
-    pub(super) fn set_digest(&self) -> Option<Digest> {
-        match self {
-            Self::Set(set) => Some(set.claim.request.digest),
-            _ => None,
         }
     }
 
@@ -133,8 +113,6 @@ pub(super) struct Active {
     pub(super) failure: Option<Failure>,
     /// Where it waits, or waited, in the scheduler.
     pub(super) ticket: Ticket,
-    /// Loads wait for this SET.
-    pub(super) is_awaited: bool,
     /// It was the first one to wait for this room, and looks for it again.
     pub(super) looks_again_for: Option<RoomOf>,
     /// Syncs of the store that had failed when its write began.

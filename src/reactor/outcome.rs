@@ -9,7 +9,7 @@
 //! | truncating | its file has its length (`advance`) | by [`NextStep`] |
 //! | to be written again | its pause is over (`start_due`) | queued |
 //! | in a group | the group is durable, or has failed (`finish_group`) | answered |
-//! | answered (`answer`) | what waited behind a SET goes on (`go_on_behind`) | |
+//! | answered (`answer`) | the next SET of its key goes on (`answer_set`) | |
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -140,7 +140,7 @@ impl Reactor {
 
     pub(super) fn answer(&mut self, id: usize) {
         let active = self.active.remove(id);
-        let Active { operation, checksum, failure, timeline, chunk_file, is_awaited, .. } = active;
+        let Active { operation, checksum, failure, timeline, chunk_file, .. } = active;
         self.has_changed = true;
         // Before anybody can remove the file.
         drop(chunk_file);
@@ -164,11 +164,7 @@ impl Reactor {
                 self.verification
                     .note_read(matches!(outcome, ReadOutcome::Nothing(_)), &self.group.cache);
             }
-            Operation::Set(set) => {
-                self.sets.remove(&set.claim.request.digest);
-                self.awaited -= usize::from(is_awaited);
-                self.answer_set(*set, checksum, failure);
-            }
+            Operation::Set(set) => self.answer_set(*set, checksum, failure),
         }
     }
 
@@ -192,10 +188,6 @@ impl Reactor {
             self.scheduler.clear();
             self.clear_room_queue();
             self.drop_due_chunk_files();
-            while !self.failing.is_empty() {
-                self.processed_bytes = 0;
-                self.go_on_failing();
-            }
             let ids: Vec<usize> = self.active.iter().map(|(id, _)| id).collect();
             let mut ended = 0;
             for id in ids {

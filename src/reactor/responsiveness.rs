@@ -129,10 +129,6 @@ impl Responsiveness {
         self.reads.is_silent.load(Ordering::Relaxed)
     }
 
-    pub(super) fn are_writes_silent(&self) -> bool {
-        self.writes.is_silent.load(Ordering::Relaxed)
-    }
-
     /// Why nothing is stored until the drive answers again, if so.
     pub(crate) fn silence(&self) -> Option<String> {
         let all = [(&self.reads, "reads"), (&self.writes, "writes")];
@@ -208,7 +204,7 @@ mod tests {
         assert_eq!(all.look(false, begin, at(4500)), Ok(at(3000) + SILENCE));
         assert!(!all.misses_loads() && all.silence().is_none());
         assert_eq!(all.look(false, begin, at(7000)), Err(Duration::from_secs(7)));
-        assert!(all.misses_loads() && !all.are_writes_silent());
+        assert!(all.misses_loads() && !all.writes.is_silent.load(Ordering::SeqCst));
         assert!(all.silence().unwrap().contains("the oldest of its reads is under way for"));
         assert!(all.look(false, begin, at(8000)).is_ok(), "it is said once");
         assert_eq!(all.note_answers(true, answers(1, 0), at(8000)), None, "a write says nothing");

@@ -1,19 +1,17 @@
 //! The stages of a SET that are no transfers: it begins, its record is written, it is stored or fails, and others go on.
 
 use std::collections::VecDeque;
-use std::mem;
 use std::time::Instant;
 
 use super::ReactorGroup;
 use super::answer::Answer;
 use super::io_error_policy::{ErrorAction, Failure, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
-use super::operation::{Operation, SetOperation, Stage, WaitingBehind};
+use super::operation::{Operation, SetOperation, Stage};
 use super::state::Reactor;
 use crate::batch::failure::{FailureCode, FailureReason};
-use crate::cache::{BeginOutcome, Claim, RoomOf, Waiting};
+use crate::cache::{BeginOutcome, Claim, RoomOf, SetRequest};
 use crate::error::StoreError;
-use crate::index::Resumed;
 use crate::schedule::Grant;
 
 /// Bytes that could be summed up in the time that a SET takes which ends without a write.
@@ -36,8 +34,13 @@ impl SetOperation {
         FailureReason::new(failure.code(), message)
     }
 
-    /// Commits or gives everything back, and answers. Returns what waited behind it.
-    fn finish(self, checksum: u64, failure: Option<Failure>, group: &ReactorGroup) -> Waiting {
+    /// Commits or gives everything back, and answers. Returns the next SET of its key.
+    fn finish(
+        self,
+        checksum: u64,
+        failure: Option<Failure>,
+        group: &ReactorGroup,
+    ) -> Option<SetRequest> {
         let cache = &group.cache;
         let reason = failure.as_ref().map(|failure| self.failure_reason(failure, group));
         let Self { claim, stage } = self;
@@ -55,13 +58,15 @@ impl SetOperation {
                 None
             }
         };
-        let (generation, waiting) = committed.unzip();
-        let waiting = waiting.unwrap_or_else(|| cache.end_set(request.digest, None));
+        let (generation, next) = match committed {
+            Some((generation, next)) => (Some(generation), next),
+            None => (None, cache.end_set(request.digest, None)),
+        };
         let (item, share) = (claim.request.item, claim.request.share);
         let Some((failure, reason)) = failure.zip(reason) else {
             // Also if nothing was written: it may have found what is not in the file yet.
             group.answer_when_written(Answer::Stored { item, share, generation });
-            return waiting;
+            return next;
         };
         // Before the answer: the caller may submit more then.
         drop(share);
@@ -76,7 +81,7 @@ impl SetOperation {
             Failure::Sync(_) | Failure::Other(_) | Failure::Late | Failure::Closed => {}
         }
         item.fail(|| reason);
-        waiting
+        next
     }
 }
 
@@ -170,66 +175,15 @@ impl Reactor {
         self.advance(grant.id);
     }
 
-    /// Ends a SET, and goes on with what waited behind it.
+    /// Ends a SET, and goes on with the next one of its key.
     pub(super) fn answer_set(
         &mut self,
         set: SetOperation,
         checksum: u64,
         failure: Option<Failure>,
     ) {
-        let (digest, length_bytes) = (set.claim.request.digest, set.claim.length_bytes());
-        // Now: the memory is the caller's again with the answer.
-        let shared_failure = failure
-            .as_ref()
-            // What close() drops is dropped, and counted, one by one.
-            .filter(|failure| !matches!(failure, Failure::Closed))
-            .filter(|_| self.group.cache.index.has_waiting_set(digest))
-            .map(|failure| (set.failure_reason(failure, &self.group), set.claim.checksum()));
-        let waiting = VecDeque::from(set.finish(checksum, failure, &self.group));
-        self.go_on_behind(WaitingBehind { waiting, shared_failure, length_bytes });
-    }
-
-    /// Goes on with the SETs that share a failure, as many as the turn may.
-    pub(super) fn go_on_failing(&mut self) {
-        for behind in mem::take(&mut self.failing) {
-            self.go_on_behind(behind);
-        }
-    }
-
-    /// A SET of the same bytes was as good as on its way with the one that failed: it shares its failure.
-    fn go_on_behind(&mut self, mut behind: WaitingBehind) {
-        let length_bytes = behind.length_bytes;
-        while let Some(next) = behind.waiting.pop_front() {
-            match next {
-                // A GET waits behind all of these otherwise.
-                Resumed::Start(_)
-                    if behind.shared_failure.is_some()
-                        && self.processed_bytes >= CHECKSUM_TURN_BYTES =>
-                {
-                    behind.waiting.push_front(next);
-                    return self.failing.push_back(behind);
-                }
-                Resumed::Hit(request, read) => self.accept(Operation::Get(request, read)),
-                Resumed::Miss(request) => {
-                    self.group.cache.counters.get_misses.add(1);
-                    request.item.miss();
-                }
-                Resumed::Start(request) => {
-                    let claim = Claim::new(request, true);
-                    match &behind.shared_failure {
-                        Some((reason, checksum))
-                            if claim.length_bytes() == length_bytes
-                                && claim.checksum() == *checksum =>
-                        {
-                            let failure = Some(Failure::Other(reason.clone()));
-                            let set = SetOperation { claim, stage: Stage::Claimed };
-                            behind.waiting.extend(set.finish(0, failure, &self.group));
-                            self.processed_bytes += UNWRITTEN_COSTS_BYTES + length_bytes;
-                        }
-                        _ => self.accept(Operation::set(claim)),
-                    }
-                }
-            }
+        if let Some(next) = set.finish(checksum, failure, &self.group) {
+            self.accept(Operation::set(Claim::new(next, true)));
         }
     }
 
@@ -267,7 +221,7 @@ impl Reactor {
         let active = &mut self.active[id];
         active.looks_again_for = Some(room);
         let (bytes, since) = (active.waiting_bytes, active.timeline.submitted);
-        active.ticket = self.scheduler.push_first(id, bytes, since, active.is_awaited);
+        active.ticket = self.scheduler.push_first(id, bytes, since);
     }
 
     /// None of them waits any more.

@@ -1,6 +1,6 @@
 //! A reactor: what one thread knows of the operations that it has taken up.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,12 @@ use slab::Slab;
 use super::ReactorGroup;
 use super::device::Device;
 use super::group_commit::GroupCommit;
-use super::operation::{Active, WaitingBehind};
+use super::operation::Active;
 use super::responsiveness::SILENCE;
 use super::room_queue::RoomQueue;
 use super::verify::Verification;
 use crate::engine::Engine;
 use crate::index::ChunkVersion;
-use crate::key::Digest;
 use crate::schedule::{Elsewhere, Grant, Limits, Scheduler};
 
 pub(super) struct Reactor {
@@ -26,20 +25,12 @@ pub(super) struct Reactor {
     pub(super) active: Slab<Active>,
     pub(super) commit: GroupCommit,
     pub(super) verification: Verification,
-    /// The SETs, by digest: one at a time writes a key.
-    pub(super) sets: HashMap<Digest, usize>,
-    /// Those that loads wait for.
-    pub(super) awaited: usize,
     /// After this time a load that has not started is late.
     pub(super) load_deadline: Option<Duration>,
     /// When to look whether the drive has fallen silent.
     pub(super) silence_due: Instant,
-    /// Keys whose SETs loads wait for, and when the last of these is late.
-    pub(super) late_awaited: VecDeque<(Instant, Digest)>,
     /// GETs that are late, and to be answered.
     pub(super) late: VecDeque<usize>,
-    /// SETs that share the failure of the one before them, and are to be answered.
-    pub(super) failing: VecDeque<WaitingBehind>,
     /// Since the scheduler was asked last, something ended or came: it may have more to start.
     pub(super) has_changed: bool,
     /// What other reactors had when this turn began.
@@ -50,7 +41,7 @@ pub(super) struct Reactor {
     pub(super) processed_bytes: u64,
     /// Pieces of SETs whose extents are still named by records in the file.
     pub(super) awaiting_extents: VecDeque<Grant>,
-    /// Reactor with a request for their chunk file to be made.
+    /// Operations with a request for their chunk file to be made.
     pub(super) due_chunk_files: Vec<usize>,
     /// Failed writes, and when to try them again.
     pub(super) retries: Vec<(Instant, usize)>,
@@ -81,13 +72,9 @@ impl Reactor {
             active: Slab::new(),
             commit: GroupCommit::default(),
             verification: Verification::of(unverified),
-            sets: HashMap::new(),
-            awaited: 0,
             load_deadline,
             silence_due: Instant::now() + SILENCE,
-            late_awaited: VecDeque::new(),
             late: VecDeque::new(),
-            failing: VecDeque::new(),
             has_changed: false,
             elsewhere: Elsewhere::default(),
             begun_bytes: 0,

@@ -156,8 +156,7 @@ impl Reactor {
             }
             let grant = self.device.requests.about(token).grant;
             let active = &self.active[grant.id];
-            let is_load = grant.class == Class::Get || active.is_awaited;
-            let wanted = (active.failure.is_none(), is_load);
+            let wanted = (active.failure.is_none(), grant.class == Class::Get);
             let completed = self.device.complete((token, result), wanted, now);
             if let Ok(true) = completed {
                 self.scheduler.finish(grant);

@@ -1,16 +1,19 @@
 //! A turn of a reactor: take up, start, wait, sum up; from its start to its end.
 
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{iter, mem};
 
-use super::limits::CHECKSUM_TURN_BYTES;
+use super::latency::Timeline;
+use super::limits::{BEGUN_TURN_BYTES, CHECKSUM_TURN_BYTES, MOST_IN_A_TURN};
+use super::operation::{Active, Operation};
 use super::state::Reactor;
 use super::threads::ReactorEnd;
 use crate::base::sync::atomic::Ordering;
 use crate::base::time::Patience;
 use crate::engine::EngineError;
+use crate::schedule::{Class, Grant};
 
 /// How long transfers are waited for after close() has cancelled them; then their memory is leaked.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,7 +75,7 @@ impl Reactor {
         let mut has_fed = false;
         let mut turns_unannounced = 0;
         loop {
-            self.take_up();
+            self.take_up_deleted();
             let now = Instant::now();
             self.start_due(now);
             let deadline = *self.group.deadline.lock();
@@ -90,7 +93,7 @@ impl Reactor {
 
             let idle = self.active.is_empty()
                 && self.group.pending.is_empty()
-                && !self.group.has_work(self.number);
+                && self.group.cache.deleted.is_empty();
             if deadline.is_some_and(|deadline| idle || Instant::now() >= deadline) {
                 return Ok(());
             }
@@ -131,7 +134,7 @@ impl Reactor {
         let lane = &self.group.lanes[self.number];
         lane.waker.prepare_sleep();
         let work_came = *self.group.deadline.lock() != deadline
-            || self.group.has_work(self.number)
+            || !self.group.cache.deleted.is_empty()
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.device.requests.reap(timeout);
@@ -159,5 +162,141 @@ impl Reactor {
         self.group.completions.announce();
         self.group.cache.index.announce_changes();
         true
+    }
+
+    /// Takes up extents of deleted chunks, as many as one turn may.
+    fn take_up_deleted(&mut self) {
+        let group = Arc::clone(&self.group);
+        let deleted = iter::from_fn(|| group.cache.deleted.pop());
+        for (extent, since) in deleted.take(MOST_IN_A_TURN) {
+            self.enqueue(Operation::Reclaim(extent), since);
+        }
+    }
+
+    /// The classes of which the scheduler has nothing although there is something to take up. Others can take up what this reactor does
+    /// not, so it takes up what it is about to begin.
+    fn classes_to_fill(&self) -> impl Iterator<Item = Class> {
+        let is_to_fill = |class: &Class| {
+            self.group.pending.count(*class) > 0
+                && self.scheduler.is_empty_of(*class)
+                && (*class == Class::Get || !self.holds_sets())
+        };
+        [Class::Get, Class::Set].into_iter().filter(is_to_fill)
+    }
+
+    fn fill_classes(&mut self) {
+        let to_fill: Vec<Class> = self.classes_to_fill().collect();
+        for class in to_fill {
+            if class == Class::Get {
+                self.group.note_taking_up(self.number);
+            }
+            let taken = self.group.pending.take(class);
+            taken.into_iter().for_each(|operation| self.accept(operation));
+        }
+    }
+
+    fn holds_sets(&self) -> bool {
+        self.awaits_growth || self.commit.has_too_many_files(self.group.cache.config.layout)
+    }
+
+    pub(super) fn accept(&mut self, operation: Operation) {
+        let submitted = operation.submitted().unwrap_or_else(Instant::now);
+        self.enqueue(operation, submitted);
+    }
+
+    fn enqueue(&mut self, operation: Operation, submitted: Instant) {
+        self.has_changed = true;
+        let (class, bytes) = (operation.class(), operation.bytes());
+        let entry = self.active.vacant_entry();
+        let id = entry.key();
+        let ticket = self.scheduler.push(class, id, bytes, submitted);
+        entry.insert(Active {
+            operation,
+            ticket,
+            looks_again_for: None,
+            timeline: Timeline { submitted, started: None, moved: None },
+            waiting_bytes: bytes,
+            unfinished: 0,
+            checksum: 0,
+            failure: None,
+            failed_syncs: None,
+            retries: 0,
+            chunk_file: None,
+        });
+    }
+
+    /// Takes up the next chunk to be verified if there is nothing else to do.
+    fn verify_if_idle(&mut self, now: Instant) {
+        if self.active.is_empty()
+            && self.group.pending.is_empty()
+            && let Some(read) = self.verification.next(now, &self.group.cache)
+        {
+            self.enqueue(Operation::Verify(read), now);
+        }
+    }
+
+    /// Starts what the scheduler allows now. Says whether it stopped before the end, as the turn is over.
+    fn start_some(&mut self, now: Instant) -> Result<bool, EngineError> {
+        self.has_changed = false;
+        self.note_work();
+        self.elsewhere = self.group.elsewhere(self.number);
+        (self.processed_bytes, self.begun_bytes) = (0, 0);
+        self.awaits_growth &= self.group.cache.is_growing();
+        self.scheduler.hold_sets(self.holds_sets());
+        self.look_for_room_again();
+        let mut outcome = Ok(false);
+        loop {
+            self.fill_classes();
+            let Some(grant) = self.scheduler.next_grant(now, &self.elsewhere) else { break };
+            if let Err(error) = self.start(grant, now) {
+                outcome = Err(error);
+                break;
+            }
+            if self.processed_bytes >= CHECKSUM_TURN_BYTES || self.begun_bytes >= BEGUN_TURN_BYTES {
+                outcome = Ok(true);
+                break;
+            }
+        }
+        self.note_work();
+        outcome
+    }
+
+    /// After the kernel was given what this turn began: whether all of it is back, or more than can be summed up at once.
+    fn note_processor_bound(&self) {
+        let is_lagging = self.device.moved_bytes >= CHECKSUM_TURN_BYTES;
+        if is_lagging || self.begun_bytes > 0 {
+            let is_all_back = self.device.requests.in_flight() == 0;
+            self.group.note_processor_bound(is_lagging || is_all_back);
+        }
+    }
+
+    fn note_work(&mut self) {
+        self.group.note_work(self.number, self.scheduler.loads(), &self.scheduler);
+    }
+
+    /// Whether something that it waits for has come since `start_some` looked. To be asked once more before sleeping: others
+    /// wake only a reactor that sleeps.
+    fn can_go_on(&self) -> bool {
+        let loads_ended = self.elsewhere.are_loads_present
+            && self.scheduler.has_waiting_sets()
+            && !self.group.elsewhere(self.number).are_loads_present;
+        let has_grown = self.awaits_growth && !self.group.cache.is_growing();
+        let is_extent_free = |grant: &Grant| !self.active[grant.id].awaits_extent();
+        let awaits_records =
+            !self.awaiting_extents.is_empty() || self.commit.awaited_records.is_some();
+        self.group.lanes[self.number].awaits_records.store(awaits_records, Ordering::SeqCst);
+        let can_go_on = |id: &usize| {
+            let file = self.active[*id].chunk_file.as_ref();
+            file.is_none_or(|file| file.can_go_on(&*self.group.cache.store))
+        };
+        loads_ended
+            || self.classes_to_fill().next().is_some()
+            || has_grown
+            || self.room_may_have_come()
+            || self.awaiting_extents.front().is_some_and(is_extent_free)
+            || self.group_can_go_on()
+            || self.due_chunk_files.iter().any(can_go_on)
+            || (awaits_records || !self.due_chunk_files.is_empty())
+                && self.group.cache.refusal().is_some()
     }
 }

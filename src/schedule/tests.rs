@@ -3,7 +3,6 @@
 mod due;
 mod late;
 mod model;
-mod promotion;
 
 use std::collections::VecDeque;
 
@@ -54,12 +53,6 @@ impl Clocked {
     /// Ids of everything that may start now.
     fn grants(&mut self) -> Vec<usize> {
         std::iter::from_fn(|| self.grant()).map(|grant| grant.id).collect()
-    }
-
-    /// The same while others load, with the place and length of each piece.
-    fn grants_beside_loads(&mut self) -> Vec<(usize, u64, u64)> {
-        let grants = std::iter::from_fn(|| self.scheduler.next_grant(self.now, &LOADS_ELSEWHERE));
-        grants.map(|grant| (grant.id, grant.offset_bytes, grant.length_bytes)).collect()
     }
 
     fn wait(&mut self, wait_ms: u64) {
@@ -298,17 +291,21 @@ fn a_set_that_is_taken_back_is_the_next_again() {
     clocked.scheduler.finish(grants[1]);
     let whole = Grant { length_bytes: 1000, ..grants[0] };
     assert_eq!(clocked.scheduler.take_back(whole, 1500, since), tickets[0]);
-    // Loads that wait for it find it under that ticket.
-    let promoted = [tickets[1], tickets[0]].map(|ticket| clocked.scheduler.promote(ticket));
-    let grants: Vec<Grant> = std::iter::from_fn(|| clocked.grant()).take(2).collect();
-    assert_eq!([grants[0].id, grants[1].id], [2, 2]);
-    // Also there it is the next, as a whole.
-    clocked.scheduler.finish(grants[1]);
-    let whole = Grant { length_bytes: 1000, ..grants[0] };
-    assert_eq!(clocked.scheduler.take_back(whole, 1500, since), promoted[0]);
-    assert_eq!(clocked.grant().unwrap().id, 2);
     clocked.scheduler.hold_sets(true);
     assert_eq!(clocked.grant(), None);
+}
+
+/// What is put in front has the number of one that is gone: who holds its ticket takes nothing.
+#[test]
+fn a_ticket_of_what_is_not_in_the_queue_is_nobody_s() {
+    let mut clocked = Clocked::new(LIMITS);
+    let [first, _] = [0, 1].map(|id| clocked.scheduler.push(Class::Set, id, 1000, clocked.now));
+    let granted = clocked.grant().unwrap();
+    clocked.scheduler.finish(granted);
+    let put_in_front = clocked.scheduler.push_first(2, 1000, clocked.now);
+    clocked.scheduler.cancel_rest(first);
+    assert_ne!(put_in_front, first);
+    assert_eq!(clocked.grants(), [2, 1]);
 }
 
 #[test]

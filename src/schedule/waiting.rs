@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) struct Queue<T> {
+pub(super) struct Queue<T> {
     /// `None` where an operation was taken out of the middle; the front is always there.
     pub(super) waiting: VecDeque<Option<T>>,
     /// Number of the front.
@@ -18,7 +18,7 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn push(&mut self, waiting: T) -> u64 {
+    pub(super) fn push(&mut self, waiting: T) -> u64 {
         self.waiting.push_back(Some(waiting));
         self.first + self.waiting.len() as u64 - 1
     }
@@ -29,7 +29,7 @@ impl<T> Queue<T> {
         self.first -= 1;
     }
 
-    pub(crate) fn front(&self) -> Option<&T> {
+    pub(super) fn front(&self) -> Option<&T> {
         self.waiting.front()?.as_ref()
     }
 
@@ -41,7 +41,7 @@ impl<T> Queue<T> {
         self.waiting.get(usize::try_from(number.checked_sub(self.first)?).ok()?)?.as_ref()
     }
 
-    pub(crate) fn take(&mut self, number: u64) -> Option<T> {
+    pub(super) fn take(&mut self, number: u64) -> Option<T> {
         let position = usize::try_from(number.checked_sub(self.first)?).ok()?;
         let taken = self.waiting.get_mut(position)?.take();
         while matches!(self.waiting.front(), Some(None)) {
@@ -51,16 +51,12 @@ impl<T> Queue<T> {
         taken
     }
 
-    pub(crate) fn pop_front(&mut self) -> Option<T> {
-        self.take(self.first)
-    }
-
     pub(super) fn clear(&mut self) {
         self.first += self.waiting.len() as u64;
         self.waiting.clear();
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }

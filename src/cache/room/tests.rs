@@ -19,11 +19,11 @@ use crate::base::time::Clock;
 use crate::batch::backlog::{Amount, Backlog};
 use crate::batch::completion_queue::CompletionQueue;
 use crate::batch::responder::Batch;
-use crate::cache::{BeginOutcome, Claim, GetRequest, ReadHandle};
+use crate::cache::{BeginOutcome, Claim, ReadHandle};
 use crate::config::{Checksum, Config, Eviction};
 use crate::engine::Waker;
 use crate::evict::Quotas;
-use crate::index::{ClaimOutcome, ReadOutcome, logged, test_index};
+use crate::index::{ClaimOutcome, logged, test_index};
 use crate::key::{Hashed, Namespace};
 use crate::open_stores::OpenStore;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Still {
     fn put(&mut self, number: u64, blocks: u64) -> Thrown {
         let before = self.cache.counters.evicted_bytes.get();
         let (claim, write) = self.begin(number, blocks);
-        assert!(write.commit(&claim.request, 0).1.is_empty());
+        assert!(write.commit(&claim.request, 0).1.is_none());
         drop(claim);
         self.completions.drain(&mut Vec::new());
         let evicted = (self.cache.counters.evicted_bytes.get() - before) / BLOCK_BYTES;
@@ -137,7 +137,7 @@ impl Still {
                 BeginOutcome::MakingRoom => self.unfinished_turns += 1,
                 BeginOutcome::Growing => {}
                 BeginOutcome::Refused(error) => {
-                    assert!(self.cache.end_set(claim.request.digest, None).is_empty());
+                    assert!(self.cache.end_set(claim.request.digest, None).is_none());
                     return Err(error);
                 }
                 _ => panic!("it is new"),
@@ -150,7 +150,7 @@ impl Still {
         let (claim, write) = self.begin(number, blocks);
         let extent = write.extent;
         end(write);
-        assert!(self.cache.end_set(claim.request.digest, None).is_empty());
+        assert!(self.cache.end_set(claim.request.digest, None).is_none());
         drop(claim);
         self.completions.drain(&mut Vec::new());
         extent
@@ -163,25 +163,7 @@ impl Still {
 
     fn open(&mut self, number: u64, blocks: u64) -> Option<ReadHandle> {
         let key = number.to_string();
-        let mut items = Batch::start(1, 1, Box::new(()), &self.completions);
-        let length = (blocks * BLOCK_BYTES) as usize;
-        // SAFETY: as above.
-        let buffer = unsafe { CallerBuffer::new(self.memory.as_mut_ptr(), length) };
-        let item = items.next().unwrap();
-        let request = GetRequest { item, buffer, submitted: Instant::now() };
-        let found = match self.cache.open(Digest::of(&key), &key, 1, request) {
-            ReadOutcome::Hit(request, handle) => {
-                request.item.succeed();
-                Some(handle)
-            }
-            ReadOutcome::Miss(request) => {
-                request.item.miss();
-                None
-            }
-            ReadOutcome::Waits => panic!("nobody writes"),
-        };
-        self.completions.drain(&mut Vec::new());
-        found
+        self.cache.open(Digest::of(&key), &key, blocks * BLOCK_BYTES, 1)
     }
 
     /// Which of the chunks with these numbers are there.

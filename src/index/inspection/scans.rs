@@ -81,7 +81,7 @@ impl Check {
     }
 }
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     pub(crate) fn shard_count(&self) -> usize {
         self.shards.len()
     }
@@ -93,7 +93,7 @@ impl<G, S> Index<G, S> {
         number: usize,
         from: u32,
         meant: impl Fn() -> F,
-        act: impl FnOnce(&mut Shard<G, S>, Vec<Located>),
+        act: impl FnOnce(&mut Shard<S>, Vec<Located>),
     ) -> Option<u32> {
         let (found, next) = {
             let shard = self.shards[number].0.lock();
@@ -125,7 +125,7 @@ impl<G, S> Index<G, S> {
         &self,
         number: usize,
         meant: impl Fn() -> F,
-        mut act: impl FnMut(&mut Shard<G, S>, Vec<Located>),
+        mut act: impl FnMut(&mut Shard<S>, Vec<Located>),
     ) {
         let mut from = Some(0);
         while let Some(first) = from {
@@ -138,7 +138,7 @@ impl<G, S> Index<G, S> {
         &self,
         number: usize,
         name: &str,
-        act: impl FnMut(&mut Shard<G, S>, Vec<Located>),
+        act: impl FnMut(&mut Shard<S>, Vec<Located>),
     ) {
         // The number of a namespace without chunks may be given to another.
         let meant = || {
@@ -163,7 +163,7 @@ impl<G, S> Index<G, S> {
 
     pub(in crate::index) fn take_out_all(
         &self,
-        shard: &mut Shard<G, S>,
+        shard: &mut Shard<S>,
         chunks: &[Located],
     ) -> (Vec<Extent>, u64) {
         let mut bytes = 0;
@@ -283,7 +283,7 @@ impl<G, S> Index<G, S> {
 
     fn purge_chunks(
         &self,
-        shard: &mut Shard<G, S>,
+        shard: &mut Shard<S>,
         chunks: &[Located],
         purged: &mut Purged,
         extents: &mut Vec<Extent>,
@@ -371,8 +371,8 @@ impl<G, S> Index<G, S> {
 }
 
 /// The chunk with this number in its shard, if it is meant, and found by its key.
-fn find_meant<G, S>(
-    shard: &Shard<G, S>,
+fn find_meant<S>(
+    shard: &Shard<S>,
     number: u32,
     is_meant: impl Fn(&ChunkEntry) -> bool,
 ) -> Option<Located> {

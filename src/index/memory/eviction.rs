@@ -15,7 +15,7 @@ use crate::key::{Digest, Hashed, Namespace};
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Asks the eviction index, with the present second, until it answers. Others have it in between.
     pub(crate) fn ask<T>(&self, question: impl Fn(&mut EvictionIndex, u32) -> Option<T>) -> T {
         loop {
@@ -164,7 +164,7 @@ impl<G, S> Index<G, S> {
         self.take_out_stored(&mut self.shard(digest).1, digest)
     }
 
-    fn take_out_stored(&self, shard: &mut Shard<G, S>, digest: Digest) -> Option<Extent> {
+    fn take_out_stored(&self, shard: &mut Shard<S>, digest: Digest) -> Option<Extent> {
         let found = shard.find(digest)?;
         self.take_out(shard, found.entry, Gone::Removed)
     }
@@ -180,7 +180,7 @@ impl<G, S> Index<G, S> {
 }
 
 /// The entry of a victim, if it is still stored.
-fn entry_of<G, S>(shard: &mut Shard<G, S>, victim: Victim) -> Option<&mut ChunkEntry> {
+fn entry_of<S>(shard: &mut Shard<S>, victim: Victim) -> Option<&mut ChunkEntry> {
     let entry = &mut shard.entries[victim.chunk.entry];
     (!entry.is(Flag::Detached) && entry.node == Some(victim.node)).then_some(entry)
 }

@@ -21,7 +21,7 @@ struct Leasing {
     refused: u64,
 }
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// EXISTS: which keys are stored, all leased until the same moment, and how many leases were refused because too much is leased
     /// already. If it `stops_at_miss`, there are no answers behind the first miss. In rounds, so that the cold memory of a large
     /// store (buckets first, then records and entries) comes into the processor's cache for many keys at once instead of one
@@ -87,7 +87,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Leases a chunk. It is booked at once: others lease at the same time.
-    fn lease(&self, shard: &mut Shard<G, S>, found: Located, leasing: &mut Leasing) {
+    fn lease(&self, shard: &mut Shard<S>, found: Located, leasing: &mut Leasing) {
         let entry = &mut shard.entries[found.entry];
         if entry.leased_until_s >= leasing.until_s {
             return;

@@ -11,7 +11,7 @@ use crate::index::memory::shard::lookup::Located;
 /// How long a clock has to go on behind uses of chunks until these, and not the clock, are taken to be wrong.
 const BELIEVED_AFTER: Duration = Duration::from_secs(3600);
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Whether a chunk has expired. A clock that was set back expires nothing.
     pub(in crate::index) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
         let Some(ttl) = self.config.ttl else { return false };

@@ -15,7 +15,7 @@ use crate::index::memory::shard::lookup::Located;
 /// Keys with the lengths of their chunks, and the shard and the entry to go on with.
 type StoredKeys = (Vec<(String, u64)>, Option<(usize, u32)>);
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Tells `events` of changes from here on. Returns the chunks that are stored, which are told by [`Index::tell_stored`].
     pub(crate) fn watch_keys(&self, events: &Arc<KeyEvents>) -> Vec<UntoldChunk> {
         let mut all = Vec::new();
@@ -40,7 +40,7 @@ impl<G, S> Index<G, S> {
 
     /// Tells of a chunk, if it is still stored.
     pub(crate) fn tell_stored(&self, chunk: UntoldChunk) -> Option<KeyEvent> {
-        let located = |shard: &Shard<G, S>| {
+        let located = |shard: &Shard<S>| {
             let is_untold = shard.untold.as_ref().is_some_and(|untold| untold.has(chunk.entry));
             let same = |found: Located| found.entry == chunk.entry;
             let tag = || shard.entries[chunk.entry].digest.tag();
@@ -59,7 +59,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// A chunk is stored. Its shard is locked, here and below.
-    pub(in crate::index) fn note_stored(&self, shard: &Shard<G, S>, key: &str, length_bytes: u64) {
+    pub(in crate::index) fn note_stored(&self, shard: &Shard<S>, key: &str, length_bytes: u64) {
         if let Some(events) = self.key_events.get()
             && shard.untold.is_some()
         {
@@ -68,7 +68,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// A SET found its very bytes stored.
-    pub(in crate::index) fn note_stored_again(&self, shard: &Shard<G, S>, found: Located) {
+    pub(in crate::index) fn note_stored_again(&self, shard: &Shard<S>, found: Located) {
         let is_told = |untold: &Untold| !untold.has(found.entry);
         if shard.untold.as_ref().is_some_and(is_told) {
             self.note_change(shard, found, KeyChange::StoredAgain);
@@ -76,13 +76,13 @@ impl<G, S> Index<G, S> {
     }
 
     /// An entry goes.
-    pub(in crate::index) fn note_gone(&self, shard: &mut Shard<G, S>, found: Located) {
+    pub(in crate::index) fn note_gone(&self, shard: &mut Shard<S>, found: Located) {
         if shard.untold.as_mut().is_some_and(|untold| !untold.take(found.entry)) {
             self.note_change(shard, found, KeyChange::Gone);
         }
     }
 
-    fn note_change(&self, shard: &Shard<G, S>, found: Located, change: KeyChange) {
+    fn note_change(&self, shard: &Shard<S>, found: Located, change: KeyChange) {
         // Of a chunk whose record the disk did not return nobody knows the key any more.
         if let Some(events) = self.key_events.get()
             && let Some(key) = self.table.key(&self.table.read(found.record))

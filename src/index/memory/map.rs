@@ -6,7 +6,7 @@ use super::collisions::Quarantine;
 use super::key_events::KeyEvents;
 use super::shard::{Pending, Shard};
 use crate::base::block::Extent;
-use crate::base::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{IS_MODELLED, Mutex, MutexGuard};
 use crate::config::Config;
 use crate::evict::{EvictionIndex, Footprint, Leases, Quotas};
@@ -20,16 +20,14 @@ use crate::key::Digest;
 const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
 
 /// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
-pub(crate) struct Index<G, S> {
+pub(crate) struct Index<S> {
     pub(in crate::index) table: Arc<Table>,
-    pub(in crate::index) shards: Box<[LockedShard<G, S>]>,
+    pub(in crate::index) shards: Box<[LockedShard<S>]>,
     generation: AtomicU64,
     /// First generation of this session.
     pub(in crate::index) first_generation: u64,
     keys: AtomicU64,
     stored_bytes: AtomicU64,
-    /// Keys being written that GETs wait for.
-    pub(in crate::index) awaited: AtomicUsize,
     pub(in crate::index) quarantine: Quarantine,
     /// As in [`Session`](crate::format::header::Session).
     pub(in crate::index) verify_from: AtomicU64,
@@ -63,9 +61,9 @@ pub(in crate::index) enum Gone {
 
 /// In cache lines of its own.
 #[repr(align(64))]
-pub(in crate::index) struct LockedShard<G, S>(pub(in crate::index) Mutex<Shard<G, S>>);
+pub(in crate::index) struct LockedShard<S>(pub(in crate::index) Mutex<Shard<S>>);
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// An empty one. All paths of the store share `quotas`.
     pub(in crate::index) fn new(
         table: Table,
@@ -90,7 +88,6 @@ impl<G, S> Index<G, S> {
             first_generation: generation,
             keys: AtomicU64::new(0),
             stored_bytes: AtomicU64::new(0),
-            awaited: AtomicUsize::new(0),
             quarantine: Quarantine::default(),
             verify_from: AtomicU64::new(u64::MAX),
             untrusted_before: AtomicU64::new(0),
@@ -126,7 +123,7 @@ impl<G, S> Index<G, S> {
     /// The entry of `key`, unless it has expired.
     pub(in crate::index) fn find_stored(
         &self,
-        shard: &Shard<G, S>,
+        shard: &Shard<S>,
         digest: Digest,
         key: &str,
         now_ms: u64,
@@ -154,11 +151,8 @@ impl<G, S> Index<G, S> {
     }
 
     /// The chunk that is being written for the key will not be stored.
-    pub(in crate::index) fn delete_pending(&self, pending: &mut Pending<G, S>) {
-        let set = pending.last_set();
-        if pending.deletes.back() != Some(&set) {
-            pending.deletes.push_back(set);
-        }
+    pub(in crate::index) fn delete_pending(&self, pending: &mut Pending<S>) {
+        pending.deleted_behind = Some(pending.last_set());
         // A record that waits for its sync must not come back after a kill.
         if let Some(slot) = pending.written.take() {
             self.table.invalidate(slot);
@@ -168,7 +162,7 @@ impl<G, S> Index<G, S> {
     /// Removes an entry from the map and its record from the index file. Returns the extent if it has no readers.
     pub(in crate::index) fn take_out(
         &self,
-        shard: &mut Shard<G, S>,
+        shard: &mut Shard<S>,
         number: u32,
         gone: Gone,
     ) -> Option<Extent> {
@@ -213,7 +207,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Counts a miss that would be a hit in a larger store.
-    pub(in crate::index) fn note_ghost(&self, shard: &Shard<G, S>, digest: Digest) {
+    pub(in crate::index) fn note_ghost(&self, shard: &Shard<S>, digest: Digest) {
         let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_evicted) else {
             return;
         };
@@ -226,7 +220,7 @@ impl<G, S> Index<G, S> {
     }
 
     /// Remembers a key, which its namespace counts already.
-    pub(in crate::index) fn remember(&self, shard: &mut Shard<G, S>, ghost: Ghost) {
+    pub(in crate::index) fn remember(&self, shard: &mut Shard<S>, ghost: Ghost) {
         let (horizon_bytes, stored) = (self.config.capacity_bytes(), shard.lookup.len());
         let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
         shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
@@ -253,7 +247,7 @@ impl<G, S> Index<G, S> {
         (self.generation, self.first_generation) = (AtomicU64::new(generation), generation);
     }
 
-    pub(in crate::index) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<G, S>>) {
+    pub(in crate::index) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
         (number as u32, self.shards[number as usize].0.lock())
     }

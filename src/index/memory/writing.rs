@@ -1,13 +1,13 @@
 //! Keys that are being written: the claim of a SET, the operations that wait behind it, and the entry of its chunk.
 //!
 //! Order per key: while a SET is in flight, later SETs of its key queue up behind it and resume in order when it is done. A GET
-//! reads the stored chunk, or queues up as well if its length does not fit; then it reads the first chunk that fits. A DELETE
-//! answers at once: it takes out the stored chunk, and leaves a mark in the queue so that the SET before it is never published.
+//! reads the stored chunk. A DELETE answers at once: it takes out the stored chunk, and leaves a mark in the queue so that the SETs
+//! before it are never published.
 
 use std::sync::Arc;
 
 use super::map::{Gone, Index};
-use super::shard::{Pending, Pin, Shard};
+use super::shard::{Pending, Shard};
 use crate::base::block::Extent;
 use crate::base::sync::atomic::Ordering;
 use crate::evict::ChunkRef;
@@ -36,15 +36,7 @@ pub(crate) struct StoredContent {
     pub(crate) is_verified: bool,
 }
 
-/// What an operation does that waited for a SET.
-pub(crate) enum Resumed<G, S, R> {
-    Hit(G, R),
-    /// This GET found nothing.
-    Miss(G),
-    Start(S),
-}
-
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// SET: claims the right to write `key`. Refused if another key has its digest, and for an hour after that.
     pub(crate) fn enter_set(
         &self,
@@ -94,25 +86,9 @@ impl<G, S> Index<G, S> {
         })
     }
 
-    /// Whether a SET waits behind the one that is writing the key with this digest.
-    pub(crate) fn has_waiting_set(&self, digest: Digest) -> bool {
-        let mut shard = self.shard(digest).1;
-        let pending = shard.pending_mut(digest);
-        pending.is_some_and(|pending| !pending.sets.is_empty())
-    }
-
-    /// Whether a GET waits for the SET that is writing under `digest`.
-    pub(crate) fn is_awaited(&self, digest: Digest) -> bool {
-        // A GET counts itself before it asks for the SET to be promoted.
-        self.awaited.load(Ordering::SeqCst) > 0
-            && self.shard(digest).1.pending_mut(digest).is_some_and(|one| !one.gets.is_empty())
-    }
-
-    /// Whether the SET that is writing under `digest` is for nobody: its key is deleted already, and no GET waits.
+    /// Whether the SET that is writing under `digest` is for nobody: its key is deleted already.
     pub(crate) fn is_doomed(&self, digest: Digest) -> bool {
-        let mut shard = self.shard(digest).1;
-        let pending = shard.pending_mut(digest);
-        pending.is_some_and(|pending| pending.gets.is_empty() && pending.is_deleted())
+        self.shard(digest).1.pending_mut(digest).is_some_and(|pending| pending.is_deleted())
     }
 
     /// Writes the record of a chunk that its key does not find yet, unless it is deleted already.
@@ -146,77 +122,44 @@ impl<G, S> Index<G, S> {
         shard.find(digest).map(|found| self.table.invalidate(found.record)).is_some()
     }
 
-    /// A SET that had claimed its key is done, with or without a chunk to publish. Returns what to do next, in order, with `held` as
-    /// what has a pin, and the extents that are free now.
-    pub(crate) fn finish_set<R>(
+    /// A SET that had claimed its key is done, with or without a chunk to publish. Returns the next one of its key, and the extents
+    /// that are free now.
+    pub(crate) fn finish_set(
         &self,
         digest: Digest,
         publication: Option<(Reservation, ChunkFields)>,
-        held: impl Fn(Pin) -> R,
-    ) -> (Vec<Resumed<G, S, R>>, Vec<Extent>) {
+    ) -> (Option<S>, Vec<Extent>) {
         let (number, mut shard) = self.shard(digest);
         let shard = &mut *shard;
-        let is_it = |other: &Pending<G, S>| other.digest == digest;
+        let is_it = |other: &Pending<S>| other.digest == digest;
         let Ok(pending) = shard.pending.find_entry(digest.table_hash(), is_it) else {
             debug_assert!(false, "a SET finished that had not been entered");
-            return (Vec::new(), Vec::new());
+            return (None, Vec::new());
         };
         let (mut pending, _) = pending.remove();
         pending.written = None;
-        let was_awaited = !pending.gets.is_empty();
-        let (mut resumed, mut freed) = (Vec::new(), Vec::new());
-
-        let current = match publication {
-            Some(publication) => {
-                Some(self.enter_chunk((number, shard), publication, &pending, &mut freed))
-            }
-            None => shard.find(digest).map(|found| found.entry),
-        };
-        // This chunk is for GETs behind later SETs too, up to a DELETE, after which it is not stored any more.
-        let deleted_behind = pending.deletes.front().copied();
-        for get in std::mem::take(&mut pending.gets) {
-            #[cfg(test)]
-            {
-                pending.looked_at += 1;
-            }
-            let chunk = current.filter(|_| deleted_behind.is_none_or(|set| get.set <= set));
-            match chunk.and_then(|entry| shard.pin(entry, get.length_bytes)) {
-                Some(pin) => resumed.push(Resumed::Hit(get.request, held(pin))),
-                None if get.set == pending.set => resumed.push(Resumed::Miss(get.request)),
-                None => pending.gets.push_back(get),
-            }
+        let mut freed = Vec::new();
+        if let Some(publication) = publication {
+            self.enter_chunk((number, shard), publication, &pending, &mut freed);
         }
-        freed.extend(self.drop_detached(shard, current));
-        if was_awaited && pending.gets.is_empty() {
-            self.awaited.fetch_sub(1, Ordering::SeqCst);
-        }
-        if deleted_behind == Some(pending.set) {
-            pending.deletes.pop_front();
-        }
+        pending.deleted_behind = pending.deleted_behind.filter(|set| *set != pending.set);
         let next_set = pending.sets.pop_front();
         pending.set += 1;
-        if let Some(request) = next_set {
-            resumed.push(Resumed::Start(request));
+        if next_set.is_some() {
             shard.insert_pending(pending);
         }
-        (resumed, freed)
-    }
-
-    /// Removes the entry of a chunk that was deleted while it was being written.
-    fn drop_detached(&self, shard: &mut Shard<G, S>, entry: Option<u32>) -> Option<Extent> {
-        let entry = entry.filter(|entry| shard.entries[*entry].is(Flag::Detached))?;
-        self.take_out(shard, entry, Gone::Removed)
+        (next_set, freed)
     }
 
     /// Makes a written chunk an entry that its key finds, unless it was deleted meanwhile. Readers of the chunk that it replaces
     /// are not disturbed.
     fn enter_chunk(
         &self,
-        (shard_number, shard): (u32, &mut Shard<G, S>),
+        (shard_number, shard): (u32, &mut Shard<S>),
         (reservation, content): (Reservation, ChunkFields),
-        pending: &Pending<G, S>,
+        pending: &Pending<S>,
         freed: &mut Vec<Extent>,
-    ) -> u32 {
+    ) {
         let ChunkFields { digest, extent, length_bytes, checksum, .. } = content;
         let key = &pending.key;
         let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum, key.len());
@@ -224,8 +167,8 @@ impl<G, S> Index<G, S> {
         debug_assert_eq!(entry.extent(), extent, "an extent is as long as its chunk");
         if pending.is_deleted() {
             self.table.release(reservation);
-            entry.set(Flag::Detached, true);
-            return shard.entries.insert(entry);
+            freed.push(extent);
+            return;
         }
         let record = match reservation.is_written {
             false => self.table.publish(&reservation, &content, key),
@@ -264,7 +207,6 @@ impl<G, S> Index<G, S> {
         shard.link(Located { entry: number, record });
         self.note_stored(shard, key, length_bytes);
         self.count(1, length_bytes as i64);
-        number
     }
 
     /// A pin or lease is of the key: it goes from a chunk, which is taken out, to the one that replaces it, within the limits.
@@ -279,19 +221,14 @@ impl<G, S> Index<G, S> {
         }
     }
 
-    /// Takes all waiting operations out of the queues; none will resume any more.
-    pub(crate) fn abandon_waiting(&self) -> (Vec<G>, Vec<S>) {
-        let (mut gets, mut sets) = (Vec::new(), Vec::new());
+    /// Takes all waiting SETs out of the queues; none will resume any more.
+    pub(crate) fn abandon_waiting(&self) -> Vec<S> {
+        let mut sets = Vec::new();
         for shard in &self.shards {
-            for pending in shard.0.lock().pending.drain() {
-                if !pending.gets.is_empty() {
-                    self.awaited.fetch_sub(1, Ordering::SeqCst);
-                }
-                gets.extend(pending.gets.into_iter().map(|get| get.request));
-                sets.extend(pending.sets);
-            }
+            let mut shard = shard.0.lock();
+            sets.extend(shard.pending.drain().flat_map(|pending| pending.sets));
         }
-        (gets, sets)
+        sets
     }
 }
 

@@ -31,8 +31,8 @@ pub(crate) struct UnreadIndex {
 }
 
 /// An index that fits its data.
-pub(crate) struct RecoveredIndex<G, S> {
-    pub(crate) index: Index<G, S>,
+pub(crate) struct RecoveredIndex<S> {
+    pub(crate) index: Index<S>,
     pub(crate) recovery: Recovery,
     /// Chunks that are to be verified.
     pub(crate) unverified: Vec<ChunkVersion>,
@@ -62,12 +62,12 @@ impl UnreadIndex {
     }
 
     /// Reads the records, and brings them and the data of `store` into agreement.
-    pub(crate) fn recover<G: Send, S: Send>(
+    pub(crate) fn recover<S: Send>(
         self,
         store: &dyn Store,
         config: &Config,
         quotas: &Quotas,
-    ) -> RecoveredIndex<G, S> {
+    ) -> RecoveredIndex<S> {
         let IndexState { session, reset, truncated } = self.found;
         let reset = reason_of_reset(reset, store);
         let mut recovery = Recovery { reset, truncated, ..Recovery::default() };
@@ -124,7 +124,7 @@ fn reason_of_reset(reset: Option<String>, store: &dyn Store) -> Option<String> {
     }
 }
 
-impl<G, S> Index<G, S> {
+impl<S> Index<S> {
     /// Before the older chunk of a key goes: it may be durable, and the younger not yet.
     fn make_durable_as_found(&self, store: &dyn Store) {
         self.table.write_anew();
@@ -193,7 +193,7 @@ mod tests {
 
     const BOOT: u32 = 77;
 
-    fn opened(directory: &Path) -> Index<(), ()> {
+    fn opened(directory: &Path) -> Index<()> {
         test_index::opened(directory, |config| config.boot = BOOT)
     }
 

@@ -92,7 +92,7 @@ struct Read {
     last_namespace: Option<(u64, NamespaceId)>,
 }
 
-impl<G: Send, S: Send> Index<G, S> {
+impl<S: Send> Index<S> {
     /// Reads all records. The entries of whole ones whose extent is there are in their shards then, and nothing leads to them
     /// yet. Returns where these chunks lie, sorted for each thread, and the highest generation. The other records are gone.
     pub(in crate::index) fn read_records(

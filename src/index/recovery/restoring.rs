@@ -68,7 +68,7 @@ pub(in crate::index) fn release(table: &Table, slot: u32, heads: &mut Heads) {
     }
 }
 
-impl<G: Send, S: Send> Index<G, S> {
+impl<S: Send> Index<S> {
     /// Makes the entries whose records are used found by their digests, on several threads, and removes the others. Those of
     /// `verify_from` on are to be verified.
     pub(in crate::index) fn link_all(
@@ -101,7 +101,7 @@ impl<G: Send, S: Send> Index<G, S> {
 
     fn link_shard(
         &self,
-        shard: &mut Shard<G, S>,
+        shard: &mut Shard<S>,
         heads: &Heads,
         verify_from: u64,
         linked: &mut Linked,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::base::buffer::AlignedBlock;
-use crate::schedule::{Class, Line};
+use crate::schedule::Class;
 
 fn direct() -> Geometry {
     Geometry { direct: true, memory_alignment_bytes: 512, ..Geometry::default() }
@@ -18,7 +18,7 @@ fn piece(
     // SAFETY: the tests keep `memory` alive and alone.
     let buffer = unsafe { CallerBuffer::new(memory.as_ptr().add(shift), length) };
     let (class, length_bytes) = (Class::Get, length as u64);
-    let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes, line: Line::Get };
+    let grant = Grant { id: 0, class, offset_bytes: 0, length_bytes };
     let target = PieceTarget { request, file: 3, chunk_offset_bytes: 40960 };
     Piece::of_chunk(
         grant,

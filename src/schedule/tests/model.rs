@@ -8,10 +8,9 @@ fn class() -> impl Strategy<Value = Class> {
     prop_oneof![Just(Class::Get), Just(Class::Delete), Just(Class::Set)]
 }
 
-/// What one random step does: queue something, promote some SET, take some grants, let time pass.
-fn step() -> impl Strategy<Value = (Class, u64, Option<prop::sample::Index>, usize, u64)> {
-    let promoted = prop::option::weighted(0.3, any::<prop::sample::Index>());
-    (class(), 1_u64..5000, promoted, 0_usize..4, 0_u64..60)
+/// What one random step does: queue something, take some grants, let time pass.
+fn step() -> impl Strategy<Value = (Class, u64, usize, u64)> {
+    (class(), 1_u64..5000, 0_usize..4, 0_u64..60)
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -44,45 +43,14 @@ struct Left {
 struct Model {
     limits: Limits,
     waiting: [VecDeque<Left>; 3],
-    promoted: VecDeque<Left>,
     flying: VecDeque<Grant>,
     last_load: Option<Instant>,
     load_ended: bool,
-    /// Pieces that went before a due SET since it could have gone alone, and before a promoted one.
-    before_due: usize,
-    before_promoted: usize,
 }
 
 impl Model {
-    fn promote(&mut self, id: usize) {
-        let sets = &mut self.waiting[Class::Set as usize];
-        if let Some(position) = sets.iter().position(|set| set.id == id) {
-            self.promoted.extend(sets.remove(position));
-        }
-    }
-
-    /// Where a SET that was granted a piece waited: promoted, or not.
-    fn queue_of(&mut self, grant: Grant) -> &mut VecDeque<Left> {
-        let promoted = self.promoted.front();
-        match promoted.is_some_and(|one| one.id == grant.id) && grant.class == Class::Set {
-            true => &mut self.promoted,
-            false => &mut self.waiting[grant.class as usize],
-        }
-    }
-
     fn in_flight(&self, class: Class) -> (usize, u64) {
-        self.sum_of(|grant| grant.class == class)
-    }
-
-    /// Of SETs that are promoted, or of those that are not.
-    fn sets_in_flight(&self, is_promoted: bool) -> (usize, u64) {
-        self.sum_of(|grant| {
-            grant.class == Class::Set && (grant.line == Line::Promoted) == is_promoted
-        })
-    }
-
-    fn sum_of(&self, is_meant: impl Fn(&Grant) -> bool) -> (usize, u64) {
-        let same = self.flying.iter().filter(|grant| is_meant(grant));
+        let same = self.flying.iter().filter(|grant| grant.class == class);
         (same.clone().count(), same.map(|grant| grant.length_bytes).sum())
     }
 
@@ -91,24 +59,13 @@ impl Model {
         front.is_some_and(|set| now - set.since >= self.limits.set_max_wait)
     }
 
-    /// What is due goes after seven pieces that loads wait for, and those after one that is due.
-    fn count_turns(&mut self, grant: Option<Grant>, now: Instant) -> Result<(), TestCaseError> {
-        let is_of = |promoted| {
-            grant.is_some_and(|one| {
-                one.class == Class::Set && (one.line == Line::Promoted) == promoted
-            })
-        };
-        let could_go = |promoted: bool| self.sets_in_flight(promoted).0 == 0;
-        let due_waits = self.is_due(now) && could_go(false) && !is_of(false);
-        let promoted_wait = !self.promoted.is_empty() && could_go(true) && !is_of(true);
-        self.before_due = if due_waits { self.before_due + usize::from(is_of(true)) } else { 0 };
-        self.before_promoted =
-            if promoted_wait { self.before_promoted + usize::from(is_of(false)) } else { 0 };
-        prop_assert!(self.before_due <= 7, "loads' SETs hold up one that is due");
-        prop_assert!(self.before_promoted <= 1, "SETs that are due hold up what a load waits for");
-        if grant.is_none() && (due_waits || promoted_wait) {
-            prop_assert!(self.in_flight(Class::Set).0 > 0, "neither goes");
-        }
+    /// A SET that is due goes as soon as no other one is in flight.
+    fn check_due(&self, grant: Option<Grant>, now: Instant) -> Result<(), TestCaseError> {
+        let goes = grant.is_some_and(|one| one.class == Class::Set);
+        prop_assert!(
+            goes || !self.is_due(now) || self.in_flight(Class::Set).0 > 0,
+            "a due SET waits"
+        );
         Ok(())
     }
 
@@ -145,29 +102,19 @@ impl Model {
     /// Takes a grant into account, if it is one that may be given.
     fn take(&mut self, grant: Grant, now: Instant) -> Result<(), TestCaseError> {
         let Grant { class, length_bytes, .. } = grant;
-        let front = self.queue_of(grant).front().copied();
+        let front = self.waiting[class as usize].front().copied();
         prop_assert!(front.is_some(), "granted from an empty class");
         let front = front.unwrap();
-        let is_promoted = self.promoted.front().is_some_and(|one| one.id == front.id);
         prop_assert_eq!((grant.id, grant.offset_bytes), (front.id, front.offset_bytes));
         prop_assert_eq!(length_bytes, self.length_of(&front));
         prop_assert!(class == Class::Delete || self.device_fits(class, length_bytes));
         let waits = |class: Class| !self.waiting[class as usize].is_empty();
         let is_due = now - front.since >= self.limits.set_max_wait;
-        prop_assert_eq!(grant.line == Line::Promoted, is_promoted);
-        if is_promoted {
-            let (pieces, bytes) = self.sets_in_flight(true);
-            let budget_bytes = self.limits.set_in_flight_between_loads_bytes;
-            prop_assert!(pieces == 0 || bytes + length_bytes <= budget_bytes);
-        } else if class == Class::Set {
+        if class == Class::Set {
             prop_assert!(is_due || !waits(Class::Get) && !waits(Class::Delete));
-            prop_assert!(is_due || self.promoted.is_empty(), "ahead of what a load waits for");
-            let (promoted_bytes, loaded_bytes) =
-                (self.sets_in_flight(true).1, self.in_flight(Class::Get).1);
-            let (pieces, bytes) =
-                if is_due { self.sets_in_flight(false) } else { self.in_flight(Class::Set) };
+            let (pieces, bytes) = self.in_flight(Class::Set);
             let goes_alone = pieces == 0 && (is_due || self.loads() == 0);
-            let share_bytes = if is_due { (promoted_bytes + loaded_bytes) / 7 } else { 0 };
+            let share_bytes = if is_due { self.in_flight(Class::Get).1 / 7 } else { 0 };
             let budget_bytes = self.set_budget_bytes(now).max(share_bytes);
             prop_assert!(goes_alone || bytes + length_bytes <= budget_bytes);
         }
@@ -175,7 +122,7 @@ impl Model {
             let length_bytes = self.next_length(Class::Get).unwrap_or(0);
             prop_assert!(!self.device_fits(Class::Get, length_bytes), "ahead of a load");
         }
-        let queue = self.queue_of(grant);
+        let queue = &mut self.waiting[class as usize];
         queue[0].offset_bytes += length_bytes;
         if queue[0].offset_bytes == queue[0].total_bytes {
             queue.pop_front();
@@ -196,7 +143,7 @@ impl Model {
             self.last_load = Some(clocked.now);
         }
         let grant = clocked.grant();
-        self.count_turns(grant, clocked.now)?;
+        self.check_due(grant, clocked.now)?;
         grant.map(|grant| self.take(grant, clocked.now)).transpose()?;
         Ok(grant.is_some())
     }
@@ -205,42 +152,28 @@ impl Model {
         pieces_in_flight(scheduler) == self.flying.len()
             && scheduler.loads() == self.loads()
             && scheduler.has_waiting_sets() != self.waiting[Class::Set as usize].is_empty()
-            && scheduler.is_empty()
-                == (self.waiting.iter().all(VecDeque::is_empty) && self.promoted.is_empty())
+            && scheduler.is_empty() == self.waiting.iter().all(VecDeque::is_empty)
     }
 }
 
 proptest! {
     /// Whatever the limits are, they hold; pieces cover each operation once and in order, FIFO holds inside a class,
-    /// classes are served in their order but for SETs that are due, these and promoted ones take turns, and nothing is lost or
-    /// stuck.
+    /// classes are served in their order but for SETs that are due, and nothing is lost or stuck.
     #[test]
     fn order_and_bounds(limits in limits(), steps in prop::collection::vec(step(), 1..200)) {
         let mut clocked = Clocked::new(limits);
         let mut model = Model {
             limits,
             waiting: Default::default(),
-            promoted: VecDeque::new(),
             flying: VecDeque::new(),
             last_load: None,
             load_ended: false,
-            before_due: 0,
-            before_promoted: 0,
         };
-        let mut tickets = Vec::new();
-        for (id, (class, bytes, promoted, takes, wait_ms)) in steps.into_iter().enumerate() {
+        for (id, (class, bytes, takes, wait_ms)) in steps.into_iter().enumerate() {
             let total_bytes = if class == Class::Delete { 0 } else { bytes };
-            let ticket = clocked.scheduler.push(class, id, total_bytes, clocked.now);
-            if class == Class::Set {
-                tickets.push((id, ticket));
-            }
+            clocked.push(class, id, total_bytes);
             let left = Left { id, offset_bytes: 0, total_bytes, since: clocked.now };
             model.waiting[class as usize].push_back(left);
-            // Also what was promoted before, or has been granted.
-            if let Some((id, ticket)) = promoted.filter(|_| !tickets.is_empty()).map(|which| *which.get(&tickets)) {
-                clocked.scheduler.promote(ticket);
-                model.promote(id);
-            }
             clocked.wait(wait_ms);
             for _ in 0..takes {
                 if !model.ask(&mut clocked)?

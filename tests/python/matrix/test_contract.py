@@ -53,7 +53,7 @@ def test_a_miss_leaves_its_buffer_and_a_wrong_length_is_one(store: Store) -> Non
 
 
 def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: Store) -> None:
-    """But for what is on its way: EXISTS does not know it, and a load may have an older chunk."""
+    """But for what is on its way: EXISTS does not know it, and a load may miss or have an older chunk."""
     client = store.open(lease_s=0)
     connector = client.connector
     chance = random.Random(7)
@@ -80,8 +80,10 @@ def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: 
             case "get":
                 memory = [make_memory(len(held.get(key, b"miss"))) for key in keys]
                 hits = [key in held for key in keys]
-                waits.append((connector.submit_batch_get(keys, list(memory)), hits))
-                found = [list(stored[key]) or [bytes(4)] for key in keys]
+                asked.append((connector.submit_batch_get(keys, list(memory)), hits))
+                found = [
+                    [*stored[key], bytes(len(one))] for key, one in zip(keys, memory, strict=True)
+                ]
                 loads += zip(memory, found, strict=True)
             case "exists":
                 asked.append((connector.submit_batch_exists(keys), [key in held for key in keys]))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, key, keys};
+use crate::common::{Client, MIB, Memory, config, keys};
 use kvring::testing::Action;
 
 const LENGTH: usize = 64 << 10;
@@ -49,30 +49,6 @@ fn a_load_that_has_not_started_in_time_is_a_miss() {
     client.delete(&keys);
     client.assert_consistent();
     assert_eq!(client.connector.stats().allocated_bytes, 0);
-}
-
-#[test]
-fn a_load_that_waits_for_a_store_of_its_key_is_a_miss_in_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let (client, held) = open(directory.path(), Some(DEADLINE_MS));
-    let content = Memory::patterned(LENGTH, 0, 1);
-    held.hold(Action::Write);
-    let set = client.submit_set(&[key(1)], &[&content]);
-    held.until_given(1);
-    let memory = Memory::new(LENGTH, 0);
-    for _ in 0..2 {
-        assert_eq!(client.get(&[key(1)], &[&memory]).results, [false]);
-    }
-    assert_eq!(client.counter("get_late"), 2);
-    // Behind a second SET, of another length: the load is for the first one, and comes later.
-    let longer = Memory::patterned(LENGTH + 1, 0, 2);
-    let second = client.submit_set(&[key(1)], &[&longer]);
-    let get = client.submit_get(&[key(1)], &[&memory]);
-    assert_eq!(client.wait(get).results, [false]);
-    held.release();
-    assert!(client.wait(set).ok && client.wait(second).ok);
-    assert_eq!(client.get(&[key(1)], &[&Memory::new(LENGTH + 1, 0)]).results, [true]);
-    client.assert_consistent();
 }
 
 #[test]

@@ -61,65 +61,6 @@ fn a_load_behind_a_delete_waits_for_nothing() {
     client.assert_consistent();
 }
 
-/// Nothing is held of the key yet: its SET goes ahead of all others, which wait as they do for a load.
-#[test]
-fn a_load_waits_for_the_set_of_its_key_alone() {
-    const IN_FLIGHT: usize = 4;
-    let directory = tempfile::tempdir().unwrap();
-    let (client, held) = open(directory.path(), |config| {
-        // Each reactor may have one piece more than the bound.
-        config.io_threads = Some(1);
-        config.tuning.set_in_flight_bytes = Some((IN_FLIGHT * LENGTH) as u64);
-        config.tuning.set_in_flight_between_loads_bytes = config.tuning.set_in_flight_bytes;
-        // No SET may go first for having waited.
-        config.tuning.set_max_wait = Duration::from_secs(600);
-    });
-    held.hold(Action::Write);
-    let other = chunk(3);
-    let mut sets: Vec<u64> =
-        (10..100).map(|number| client.submit_set(&[key(number)], &[&other])).collect();
-    held.until_given(IN_FLIGHT);
-    let awaited = Memory::patterned(3 * 4096, 0, 1);
-    sets.push(client.submit_set(&[key(1)], &[&awaited]));
-    let loaded = Memory::new(3 * 4096, 0);
-    let get = client.submit_get(&[key(1)], &[&loaded]);
-    held.until_all_have_looked();
-    held.permit(IN_FLIGHT);
-    held.until_given(IN_FLIGHT + 1);
-    held.permit(1);
-    assert_eq!(client.wait(get).results, [true]);
-    assert!(loaded.bytes() == awaited.bytes());
-    let given_bytes = held.given_bytes();
-    assert_eq!(given_bytes[IN_FLIGHT], 3 * 4096, "{given_bytes:?}");
-    held.release();
-    assert!(sets.into_iter().all(|id| client.wait(id).ok));
-    client.assert_consistent();
-}
-
-/// Of several SETs the first one is enough, if it has the length; else the one that has it.
-#[test]
-fn a_load_reads_the_first_set_that_fits() {
-    let directory = tempfile::tempdir().unwrap();
-    let (client, held) = open(directory.path(), |_| ());
-    held.hold(Action::Write);
-    let longer = Memory::patterned(2 * LENGTH, 0, 4);
-    let sets = [chunk(1), chunk(2)].map(|one| client.submit_set(&[key(1)], &[&one]));
-    let loaded = [Memory::new(LENGTH, 0), Memory::new(2 * LENGTH, 0)];
-    let get = client.submit_get(&[key(1)], &[&loaded[0]]);
-    let last = client.submit_set(&[key(1)], &[&longer]);
-    let get_longer = client.submit_get(&[key(1)], &[&loaded[1]]);
-    held.until_given(1);
-    held.permit(1);
-    assert_eq!(client.wait(get).results, [true], "the second SET is not through");
-    assert!(loaded[0].bytes() == pattern(LENGTH, 1));
-    held.release();
-    assert_eq!(client.wait(get_longer).results, [true]);
-    assert!(loaded[1].bytes() == longer.bytes());
-    assert!(sets.into_iter().chain([last]).all(|id| client.wait(id).ok));
-    assert!(client.get_one(&key(1), 2 * LENGTH).unwrap() == longer.bytes());
-    client.assert_consistent();
-}
-
 /// A load that never ends holds SETs up for `set_max_wait`, and no longer.
 #[test]
 fn sets_get_on_beside_a_load_that_does_not_end() {
@@ -187,30 +128,24 @@ fn sets_that_end_without_a_write_leave_turns_to_others() {
     assert!(turns >= SETS / MOST_IN_A_TURN, "{turns} turns");
 }
 
-/// It takes no room and writes nothing, unless a load waits for it.
+/// It takes no room and writes nothing.
 #[test]
 fn a_set_that_is_deleted_before_it_begins_is_not_written() {
-    for (purges, is_awaited) in [(false, false), (true, false), (false, true)] {
+    for purges in [false, true] {
         let directory = tempfile::tempdir().unwrap();
         let (client, held) = open(directory.path(), |_| ());
         let (first, second) = (chunk(1), Memory::patterned(2 * LENGTH, 0, 2));
-        let loaded = Memory::new(2 * LENGTH, 0);
         held.hold(Action::Write);
         let sets =
             [client.submit_set(&[key(1)], &[&first]), client.submit_set(&[key(1)], &[&second])];
         held.until_given(1);
-        let get = is_awaited.then(|| client.submit_get(&[key(1)], &[&loaded]));
         match purges {
             true => drop(client.connector.purge("test/model").unwrap()),
             false => assert_eq!(client.delete(&[key(1)]), [true]),
         }
         held.release();
         assert!(sets.iter().all(|id| client.wait(*id).ok));
-        assert_eq!(client.counter("set_stored"), 1 + u64::from(is_awaited));
-        if let Some(get) = get {
-            assert_eq!(client.wait(get).results, [true]);
-            assert!(loaded.bytes() == second.bytes());
-        }
+        assert_eq!(client.counter("set_stored"), 1);
         assert_eq!(client.exists(&[key(1)]), [false]);
         client.assert_consistent();
     }

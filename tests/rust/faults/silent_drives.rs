@@ -113,10 +113,7 @@ fn where_only_writes_are_silent_loads_go_on() {
     let content = Memory::patterned(LENGTH, 0, 9);
     let set = client.submit_set(&keys(9..10), &[&content]);
     held.until_given(1);
-    let memory = Memory::new(LENGTH, 0);
-    let waits_for_it = client.submit_get(&keys(9..10), &[&memory]);
     eventually("the silence", || trouble(&client).contains("the oldest of its writes"));
-    assert_eq!(client.wait(waits_for_it).results, [false]);
     assert_eq!(client.get_one(&key(1), LENGTH).unwrap(), crate::common::pattern(LENGTH, 1));
     assert_eq!(client.exists(&keys(0..1)), [true]);
     assert!(!client.set_one(&key(8), &Memory::patterned(LENGTH, 0, 8)));

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::base::block::BLOCK_BYTES;
-use crate::index::ReadOutcome;
 use crate::index::file::table::ChunkFields;
 use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
 use crate::index::memory::shard::Pin;
@@ -28,10 +27,7 @@ fn store(index: &TestIndex, key: &str) -> Digest {
 
 fn get(index: &TestIndex, key: &str) -> Option<Pin> {
     let length_bytes = EXTENT.size_bytes();
-    match index.enter_get(Digest::of(key), key, length_bytes, 0, 0, |pin| pin) {
-        ReadOutcome::Hit(_, pin) => Some(pin),
-        _ => None,
-    }
+    index.pin_stored(Digest::of(key), key, length_bytes, 0)
 }
 
 fn coldest(index: &TestIndex) -> Option<Victim> {

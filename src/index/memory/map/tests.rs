@@ -12,7 +12,6 @@ use crate::error::StoreError;
 use crate::index::file::index_file::IndexPlace;
 use crate::index::file::locked_index::LockedIndex;
 use crate::index::file::table::{ChunkFields, Reservation};
-use crate::index::memory::reader_pins::ReadOutcome;
 use crate::index::memory::writing::ClaimOutcome;
 use crate::key::{Hashed, Namespace};
 use crate::space_account::SpaceAccount;
@@ -21,7 +20,7 @@ mod changes;
 #[cfg(kvring_model = "shuttle")]
 mod readers;
 
-pub(in crate::index) type TestIndex = Index<u32, u32>;
+pub(in crate::index) type TestIndex = Index<u32>;
 
 fn index() -> (tempfile::TempDir, TestIndex) {
     index_with(None)
@@ -65,8 +64,8 @@ pub(in crate::index) fn finish(
     digest: Digest,
     publication: Option<(Reservation, ChunkFields)>,
 ) -> usize {
-    let (resumed, freed) = index.finish_set(digest, publication, |pin| pin);
-    resumed.len() + freed.len()
+    let (next, freed) = index.finish_set(digest, publication);
+    usize::from(next.is_some()) + freed.len()
 }
 
 fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> (Reservation, ChunkFields) {
@@ -89,10 +88,10 @@ fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
     let digest = Digest::of("shared");
     let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
     store(&index, digest, &good, 100);
-    assert!(matches!(index.enter_get(digest, &other, 100, 0, 1, |pin| pin), ReadOutcome::Miss(1)));
+    assert!(index.pin_stored(digest, &other, 100, 0).is_none());
     assert!(matches!(index.enter_set(digest, &other, 0, 2), ClaimOutcome::Collides(2)));
     assert_eq!(index.delete(digest, &other), (false, None));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 3, |pin| pin), ReadOutcome::Hit(3, _)));
+    assert!(index.pin_stored(digest, &good, 100, 0).is_some());
 }
 
 #[test]
@@ -110,7 +109,7 @@ fn a_colliding_key_stays_out_for_an_hour() {
     assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), ClaimOutcome::Ready(_)));
     // While it is being written, the good key collides in turn.
     assert!(matches!(index.enter_set(digest, &good, 0, 0), ClaimOutcome::Collides(_)));
-    assert!(matches!(index.enter_get(digest, &good, 100, 0, 0, |pin| pin), ReadOutcome::Miss(_)));
+    assert!(index.pin_stored(digest, &good, 100, 0).is_none());
 }
 
 #[test]
@@ -188,10 +187,8 @@ fn digests_with_one_tag_are_different_keys() {
     }
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
-        let hit = match index.enter_get(*digest, key, 100, 0, 1, |pin| pin) {
-            ReadOutcome::Hit(_, pin) => index.unpin(&pin, false).is_none(),
-            _ => false,
-        };
+        let pin = index.pin_stored(*digest, key, 100, 0);
+        let hit = pin.is_some_and(|pin| index.unpin(&pin, false).is_none());
         assert_eq!(hit, number != 3, "{number}");
     }
 }

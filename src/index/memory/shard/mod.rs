@@ -18,10 +18,10 @@ use crate::key::Digest;
 
 // In this order: the fields that a lookup needs share a cache line with the lock.
 #[repr(C)]
-pub(in crate::index) struct Shard<G, S> {
+pub(in crate::index) struct Shard<S> {
     pub(in crate::index) lookup: Lookup,
     pub(in crate::index) entries: Entries,
-    pub(in crate::index) pending: HashTable<Pending<G, S>>,
+    pub(in crate::index) pending: HashTable<Pending<S>>,
     pub(in crate::index) ghosts: Ghosts,
     /// Entries with uses that are not in their records yet.
     pub(in crate::index) used: Vec<u32>,
@@ -46,36 +46,22 @@ pub(crate) struct ChunkVersion {
     pub(crate) generation: u64,
 }
 
-/// A key that is being written, and the operations that wait for that.
-pub(in crate::index) struct Pending<G, S> {
+/// A key that is being written, and the SETs that wait for that.
+pub(in crate::index) struct Pending<S> {
     pub(in crate::index) digest: Digest,
     pub(in crate::index) key: Arc<str>,
     /// Number of the SET that is being written: those that wait have the numbers after it.
     pub(in crate::index) set: u64,
     pub(in crate::index) sets: VecDeque<S>,
-    pub(in crate::index) gets: VecDeque<WaitingGet<G>>,
-    /// Numbers of the SETs behind which the key is deleted. A DELETE is answered already; no GET waits behind it.
-    pub(in crate::index) deletes: VecDeque<u64>,
-    /// What was looked at to find out what goes on.
-    #[cfg(test)]
-    pub(in crate::index) looked_at: usize,
+    /// Number of the SET behind which the key was deleted last. That DELETE is answered already.
+    pub(in crate::index) deleted_behind: Option<u64>,
     /// Slot of its record, if that is in the index file already.
     pub(in crate::index) written: Option<u32>,
 }
 
-impl<G, S> Pending<G, S> {
+impl<S> Pending<S> {
     pub(in crate::index) fn new(digest: Digest, key: Arc<str>) -> Self {
-        Self {
-            digest,
-            key,
-            set: 0,
-            sets: VecDeque::new(),
-            gets: VecDeque::new(),
-            deletes: VecDeque::new(),
-            #[cfg(test)]
-            looked_at: 0,
-            written: None,
-        }
+        Self { digest, key, set: 0, sets: VecDeque::new(), deleted_behind: None, written: None }
     }
 
     /// Number of the SET behind which an operation that comes now waits.
@@ -85,18 +71,11 @@ impl<G, S> Pending<G, S> {
 
     /// Whether a DELETE follows, directly or behind further SETs: it is answered, so the chunk must not be stored.
     pub(in crate::index) fn is_deleted(&self) -> bool {
-        !self.deletes.is_empty()
+        self.deleted_behind.is_some()
     }
 }
 
-/// A GET that waits behind the SET of this number.
-pub(in crate::index) struct WaitingGet<G> {
-    pub(in crate::index) set: u64,
-    pub(in crate::index) length_bytes: u64,
-    pub(in crate::index) request: G,
-}
-
-impl<G, S> Shard<G, S> {
+impl<S> Shard<S> {
     pub(in crate::index) fn new() -> Self {
         Self {
             lookup: Lookup::default(),
@@ -113,12 +92,12 @@ impl<G, S> Shard<G, S> {
         self.lookup.find(digest.tag(), same)
     }
 
-    pub(in crate::index) fn insert_pending(&mut self, pending: Pending<G, S>) {
-        let hash = |pending: &Pending<G, S>| pending.digest.table_hash();
+    pub(in crate::index) fn insert_pending(&mut self, pending: Pending<S>) {
+        let hash = |pending: &Pending<S>| pending.digest.table_hash();
         self.pending.insert_unique(hash(&pending), pending, hash);
     }
 
-    pub(in crate::index) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<G, S>> {
+    pub(in crate::index) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<S>> {
         if self.pending.is_empty() {
             return None;
         }

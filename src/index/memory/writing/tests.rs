@@ -1,4 +1,4 @@
-//! What waits for a key that is being written, and what goes on to the chunk that replaces another.
+//! SETs of a key that is being written, and what goes on to the chunk that replaces another.
 
 use std::sync::atomic::AtomicU64;
 
@@ -6,13 +6,11 @@ use super::*;
 use crate::base::block::BLOCK_BYTES;
 use crate::base::time::Clock;
 use crate::evict::Footprint;
-use crate::index::ReadOutcome;
-use crate::index::memory::reader_pins::MAX_WAITING_GETS;
 use crate::index::test_index::opened;
 use crate::key::Hashed;
 
-/// Operations by number.
-type TestIndex = Index<u32, u32>;
+/// SETs by number.
+type TestIndex = Index<u32>;
 
 const LENGTH_BYTES: u64 = 100;
 
@@ -29,18 +27,12 @@ fn set(index: &TestIndex, key: &str, request: u32) -> bool {
     matches!(entered, ClaimOutcome::Ready(_))
 }
 
-/// A GET that has to wait.
-fn get(index: &TestIndex, key: &str, length_bytes: u64, request: u32) {
-    let entered = index.enter_get(Digest::of(key), key, length_bytes, 1, request, |_| ());
-    assert!(matches!(entered, ReadOutcome::Waits));
-}
-
-/// Ends a SET with a chunk of this generation. Returns what comes next, as a letter and a number.
-fn finish(index: &TestIndex, key: &str, generation: u64) -> Vec<(char, u32)> {
+/// Ends a SET with a chunk of this generation. Returns the next one of its key.
+fn finish(index: &TestIndex, key: &str, generation: u64) -> Option<u32> {
     finish_with(index, key, generation, 1)
 }
 
-fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Vec<(char, u32)> {
+fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Option<u32> {
     let content = ChunkFields {
         digest: Digest::of(key),
         namespace: 0,
@@ -51,137 +43,38 @@ fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Ve
         created_ms: 1,
     };
     let publication = Some((index.table.reserve(key.len()).unwrap(), content));
-    let (resumed, _) = index.finish_set(Digest::of(key), publication, |_| ());
-    let of = |one: &Resumed<u32, u32, ()>| match one {
-        Resumed::Hit(request, ()) => ('h', *request),
-        Resumed::Miss(request) => ('m', *request),
-        Resumed::Start(request) => ('s', *request),
-    };
-    resumed.iter().map(of).collect()
-}
-
-fn awaited(index: &TestIndex) -> usize {
-    index.awaited.load(Ordering::SeqCst)
+    index.finish_set(Digest::of(key), publication).0
 }
 
 #[test]
-fn keys_are_awaited_while_loads_wait_for_them() {
+fn sets_of_a_key_follow_each_other() {
     let (index, _directory) = empty();
-    let is_awaited = |key| index.is_awaited(Digest::of(key));
-    assert!(set(&index, "a", 1) && set(&index, "b", 2));
-    assert_eq!((awaited(&index), is_awaited("a"), is_awaited("b")), (0, false, false));
-    get(&index, "a", LENGTH_BYTES, 3);
-    get(&index, "a", LENGTH_BYTES + 1, 4);
-    assert_eq!((awaited(&index), is_awaited("a"), is_awaited("b")), (1, true, false));
-    get(&index, "b", LENGTH_BYTES, 5);
-    assert_eq!((awaited(&index), is_awaited("b"), is_awaited("c")), (2, true, false));
-    // What does not fit waits for the next one, if there is one.
-    assert!(!set(&index, "b", 6));
-    get(&index, "b", LENGTH_BYTES, 7);
-    get(&index, "b", LENGTH_BYTES + 1, 8);
-    assert_eq!(finish(&index, "a", 1), [('h', 3), ('m', 4)]);
-    assert_eq!((awaited(&index), is_awaited("a")), (1, false));
-    assert_eq!(finish(&index, "b", 2), [('h', 5), ('h', 7), ('s', 6)]);
-    assert_eq!((awaited(&index), is_awaited("b")), (1, true));
-    assert_eq!(finish(&index, "b", 3), [('m', 8)]);
-    assert_eq!((awaited(&index), is_awaited("b")), (0, false));
+    assert!(set(&index, "a", 1) && set(&index, "b", 2) && set(&index, "c", 3));
+    assert!(!set(&index, "a", 4) && !set(&index, "a", 5) && !set(&index, "b", 6));
+    assert_eq!((finish(&index, "a", 1), finish(&index, "c", 2)), (Some(4), None));
+    assert_eq!((finish(&index, "a", 3), finish(&index, "a", 4)), (Some(5), None));
+    assert_eq!(index.abandon_waiting(), [6]);
 }
 
+/// Order of one key: nothing that was to be stored before a DELETE is stored, and what comes after it is.
 #[test]
-fn a_set_without_loads_leaves_those_of_others_awaited() {
+fn a_delete_is_for_the_sets_before_it() {
     let (index, _directory) = empty();
-    assert!(set(&index, "a", 1) && set(&index, "b", 2) && set(&index, "c", 4));
-    get(&index, "a", LENGTH_BYTES, 3);
-    assert_eq!(finish(&index, "b", 1), []);
-    assert_eq!(awaited(&index), 1);
-    assert_eq!(index.abandon_waiting(), (vec![3], vec![]));
-    assert_eq!(awaited(&index), 0);
-}
-
-#[test]
-fn late_loads_leave_the_others_waiting() {
-    let (index, _directory) = empty();
-    assert!(set(&index, "a", 1));
-    get(&index, "a", LENGTH_BYTES, 3);
-    get(&index, "a", LENGTH_BYTES, 4);
-    assert!(!set(&index, "a", 5));
-    let take = |key, late| index.take_late_gets(Digest::of(key), |request| *request == late);
-    assert_eq!((take("a", 9), take("b", 3), awaited(&index)), (vec![], vec![], 1));
-    assert_eq!((take("a", 3), awaited(&index)), (vec![3], 1));
-    assert_eq!((take("a", 4), awaited(&index)), (vec![4], 0));
-    assert_eq!((take("a", 5), awaited(&index)), (vec![], 0));
-    assert_eq!(finish(&index, "a", 1), [('s', 5)]);
-}
-
-#[test]
-fn only_a_set_behind_another_waits() {
-    let (index, _directory) = empty();
-    let has_waiting_set = |key| index.has_waiting_set(Digest::of(key));
-    assert!(!has_waiting_set("a"));
-    assert!(set(&index, "a", 1));
-    get(&index, "a", LENGTH_BYTES, 2);
-    assert!(!has_waiting_set("a"));
-    assert!(!set(&index, "a", 3));
-    assert!(has_waiting_set("a") && !has_waiting_set("b"));
-}
-
-/// Under the lock of the shard.
-#[test]
-fn a_set_that_ends_does_not_look_at_all_that_wait() {
-    let (index, _directory) = empty();
-    let (sets, others) = (1000, 3);
-    for number in 0..sets {
-        assert_eq!(set(&index, "a", number), number == 0);
-    }
-    (0..others).for_each(|number| get(&index, "a", LENGTH_BYTES + 1, number));
-    for number in 1..sets {
-        assert_eq!(finish(&index, "a", u64::from(number)), [('s', number)]);
-    }
-    let looked_at = index.shard(Digest::of("a")).1.pending_mut(Digest::of("a")).unwrap().looked_at;
-    assert!(looked_at <= (sets * (others + 1)) as usize, "{looked_at} of {sets}");
-    assert_eq!(finish(&index, "a", 1), [('m', 0), ('m', 1), ('m', 2)]);
-}
-
-#[test]
-fn so_many_loads_wait_for_a_key_and_no_more() {
-    let (index, _directory) = empty();
-    assert!(set(&index, "a", 1) && set(&index, "b", 2));
-    let more = |key, request| {
-        let entered = index.enter_get(Digest::of(key), key, LENGTH_BYTES, 1, request, |_| ());
-        matches!(entered, ReadOutcome::Waits)
-    };
-    assert!((0..MAX_WAITING_GETS as u32).all(|number| more("a", number)));
-    assert!(!more("a", 9999) && more("b", 9999));
-    // There is room again when one has gone.
-    assert_eq!(index.take_late_gets(Digest::of("a"), |request| *request == 5), [5]);
-    assert!(more("a", 5) && !more("a", 9999));
-    assert_eq!(finish(&index, "a", 1).len(), MAX_WAITING_GETS);
-}
-
-/// Order of one key: what comes before a DELETE reads what was written before it, and what comes after it does not.
-#[test]
-fn a_chunk_is_for_the_loads_before_its_delete() {
-    let (index, _directory) = empty();
-    let delete = || index.delete(Digest::of("a"), "a").0;
-    assert!(set(&index, "a", 1));
-    get(&index, "a", LENGTH_BYTES, 2);
-    assert!(!set(&index, "a", 3));
-    get(&index, "a", LENGTH_BYTES, 4);
-    get(&index, "a", LENGTH_BYTES + 1, 5);
-    assert!(delete() && delete());
-    assert!(!set(&index, "a", 6));
-    get(&index, "a", LENGTH_BYTES, 7);
-    assert_eq!(finish(&index, "a", 1), [('h', 2), ('h', 4), ('s', 3)]);
-    assert_eq!(finish(&index, "a", 2), [('m', 5), ('s', 6)]);
-    assert_eq!(finish(&index, "a", 3), [('h', 7)]);
-    assert!(index.stored(Digest::of("a")).is_some());
+    let is_doomed = || index.is_doomed(Digest::of("a"));
+    let is_stored = || index.stored(Digest::of("a")).is_some();
+    assert!(set(&index, "a", 1) && !set(&index, "a", 2) && !is_doomed());
+    assert!((0..2).all(|_| index.delete(Digest::of("a"), "a").0));
+    assert!(!set(&index, "a", 3) && is_doomed());
+    assert_eq!((finish(&index, "a", 1), is_stored(), is_doomed()), (Some(2), false, true));
+    assert_eq!((finish(&index, "a", 2), is_stored(), is_doomed()), (Some(3), false, false));
+    assert_eq!((finish(&index, "a", 3), is_stored()), (None, true));
 }
 
 #[test]
 fn a_chunk_of_before_the_crash_is_no_copy_of_what_comes() {
     let (index, _directory) = empty();
     assert!(set(&index, "a", 1));
-    assert_eq!(finish(&index, "a", 9), []);
+    assert_eq!(finish(&index, "a", 9), None);
     let stored = |untrusted_before, verify_from| {
         index.untrusted_before.store(untrusted_before, Ordering::Relaxed);
         index.verify_from.store(verify_from, Ordering::Relaxed);
@@ -199,7 +92,7 @@ fn leased() -> (TestIndex, tempfile::TempDir, Arc<AtomicU64>, Footprint) {
     let index: TestIndex = opened(directory.path(), |config| config.clock = clock);
     index.table.grow().unwrap();
     assert!(set(&index, "a", 1));
-    assert_eq!(finish(&index, "a", 1), []);
+    assert_eq!(finish(&index, "a", 1), None);
     assert_eq!(sum(&index), Footprint::default());
     let keys = [Hashed::of("a")].into_iter();
     assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
@@ -217,14 +110,14 @@ fn a_lease_goes_to_the_chunk_that_replaces_one() {
     let (index, _directory, _, one) = leased();
     for generation in [2, 3] {
         assert!(set(&index, "a", 1));
-        assert_eq!(finish(&index, "a", generation), []);
+        assert_eq!(finish(&index, "a", generation), None);
         assert_eq!(sum(&index), one, "{generation}");
     }
     // Also where no more may be leased: it takes no more than before.
     let (all, until_s) = (index.leasable(index.now_s()), index.now_s() + 5);
     index.leases.lock().add(until_s, all);
     assert!(set(&index, "a", 1));
-    assert_eq!(finish(&index, "a", 4), []);
+    assert_eq!(finish(&index, "a", 4), None);
     index.leases.lock().remove(until_s, all);
     assert_eq!(sum(&index), one);
     // A longer one may take more, as far as there is room.
@@ -234,7 +127,7 @@ fn a_lease_goes_to_the_chunk_that_replaces_one() {
             index.leases.lock().add(until_s, taken);
         }
         assert!(set(&index, "a", 1));
-        assert_eq!(finish_with(&index, "a", 5, if room { 3 } else { 9 }), []);
+        assert_eq!(finish_with(&index, "a", 5, if room { 3 } else { 9 }), None);
         if !room {
             index.leases.lock().remove(until_s, taken);
         }
@@ -254,7 +147,7 @@ fn what_is_not_leased_adds_no_lease() {
     let before = sum(&index);
     assert!(before.bytes > 0);
     assert!(set(&index, "b", 1));
-    assert_eq!(finish(&index, "b", 2), []);
+    assert_eq!(finish(&index, "b", 2), None);
     assert_eq!(sum(&index), before);
     // Nor does it take one away as it goes.
     assert!(index.delete(Digest::of("b"), "b").0);
@@ -268,7 +161,7 @@ fn a_lease_that_has_ended_goes_to_nobody() {
     now_ms.store(u64::from(until_s) * 1000, Ordering::SeqCst);
     assert_eq!(index.now_s(), until_s);
     assert!(set(&index, "a", 1));
-    assert_eq!(finish(&index, "a", 2), []);
+    assert_eq!(finish(&index, "a", 2), None);
     let shard = index.shard(Digest::of("a")).1;
     let entry = shard.find(Digest::of("a")).unwrap().entry;
     assert_eq!(shard.entries[entry].leased_until_s, 0);

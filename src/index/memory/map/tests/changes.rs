@@ -46,10 +46,8 @@ fn replace(index: &TestIndex, key: &Arc<str>, length_bytes: u64) {
 }
 
 fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
-    let held = match index.enter_get(Digest::of(key), key, length_bytes, 0, 0, |pin| pin) {
-        ReadOutcome::Hit(_, pin) => index.unpin(&pin, false).is_none(),
-        _ => false,
-    };
+    let pin = index.pin_stored(Digest::of(key), key, length_bytes, 0);
+    let held = pin.is_some_and(|pin| index.unpin(&pin, false).is_none());
     assert_eq!(exists(index, &[key]), [held]);
     held
 }

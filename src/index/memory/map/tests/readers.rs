@@ -40,19 +40,12 @@ impl Chunk {
         let (reservation, mut content) = publication(&self.index, &self.key, LENGTH_BYTES);
         content.extent.first_block = first_block;
         let publication = Some((reservation, content));
-        let (resumed, freed) = self.index.finish_set(self.digest, publication, |pin| pin);
+        let (_, freed) = self.index.finish_set(self.digest, publication);
         freed.into_iter().for_each(|extent| self.free(extent));
-        for one in resumed {
-            if let Resumed::Hit(_, pin) = one {
-                self.read(&pin);
-            }
-        }
     }
 
     fn get(&self) {
-        let held = |pin: Pin| pin;
-        let entered = self.index.enter_get(self.digest, &self.key, LENGTH_BYTES, 0, 0, held);
-        if let ReadOutcome::Hit(_, pin) = entered {
+        if let Some(pin) = self.index.pin_stored(self.digest, &self.key, LENGTH_BYTES, 0) {
             self.read(&pin);
         }
     }
