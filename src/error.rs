@@ -15,8 +15,8 @@ use crate::key::Digest;
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum ConfigError {
-    #[error("unknown option '{name}'{hint}; the options are: {known}", hint = did_you_mean(*nearest))]
-    Unknown { name: String, nearest: Option<&'static str>, known: String },
+    #[error("unknown option '{name}'; the options are: {known}")]
+    Unknown { name: String, known: String },
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid { name: &'static str, value: String, reason: String, range: String },
     #[error(
@@ -28,10 +28,6 @@ pub enum ConfigError {
         "{paths} paths but {capacities} capacities; give one capacity for all, or one for each path"
     )]
     Capacities { paths: usize, capacities: usize },
-}
-
-fn did_you_mean(nearest: Option<&str>) -> String {
-    nearest.map_or_else(String::new, |name| format!(" (did you mean '{name}'?)"))
 }
 
 /// What to do where a file cannot be written or lengthened.

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffers::{Use, export_all};
+use crate::dicts::dict_of;
 use crate::errors::{ConfigError, code_of, from_open, from_submit};
 use crate::keys::Keys;
 use crate::logging::hand_over;
@@ -133,13 +134,9 @@ impl Connector {
         let [drain_timeout, timeout] = [drain_s, timeout_s].map(Duration::from_secs_f64);
         let shutdown = py.detach(|| self.core.close_within(drain_timeout, timeout));
         hand_over(py);
-        let result = PyDict::new(py);
+        let result =
+            dict_of!(py, shutdown: partial_flush abandoned memory_held timed_out not_durable);
         result.set_item("shutdown_clean", shutdown.clean)?;
-        result.set_item("partial_flush", shutdown.partial_flush)?;
-        result.set_item("abandoned", shutdown.abandoned)?;
-        result.set_item("memory_held", shutdown.memory_held)?;
-        result.set_item("timed_out", shutdown.timed_out)?;
-        result.set_item("not_durable", shutdown.not_durable)?;
         Ok(result)
     }
 
@@ -227,11 +224,7 @@ impl Connector {
     /// Remove everything of a namespace that is not pinned.
     fn purge<'py>(&self, py: Python<'py>, namespace: &str) -> PyResult<Bound<'py, PyDict>> {
         let purged = py.detach(|| self.core.purge(namespace)).map_err(from_submit)?;
-        let all = PyDict::new(py);
-        all.set_item("keys", purged.keys)?;
-        all.set_item("bytes", purged.bytes)?;
-        all.set_item("pinned", purged.pinned)?;
-        Ok(all)
+        Ok(dict_of!(py, purged: keys bytes pinned))
     }
 
     /// Take out what has expired, now.
@@ -242,13 +235,7 @@ impl Connector {
     /// Compare everything with everything.
     fn check<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let check = py.detach(|| self.core.check()).map_err(from_submit)?;
-        let all = PyDict::new(py);
-        all.set_item("keys", check.keys)?;
-        all.set_item("stored_bytes", check.stored_bytes)?;
-        all.set_item("moving_bytes", check.moving_bytes)?;
-        all.set_item("reserved_bytes", check.reserved_bytes)?;
-        all.set_item("problems", check.problems)?;
-        Ok(all)
+        Ok(dict_of!(py, check: keys stored_bytes moving_bytes reserved_bytes problems))
     }
 
     fn __enter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -1,9 +1,12 @@
-//! What an open would remove, told to those who ask before they open.
+//! What comes before an open: what it would remove, and making a block device blank.
 
-use kvring::{ChunkSum, OpenError};
+use std::path::PathBuf;
+
+use kvring::OpenError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::dicts::dict_of;
 use crate::errors::from_open;
 use crate::options::config_from;
 
@@ -23,19 +26,39 @@ pub(crate) fn forecast_open<'py>(
     let forecasts = py.detach(|| kvring::forecast_open(&config)).map_err(from_open)?;
     let all = PyList::empty(py);
     for one in forecasts {
-        let path = PyDict::new(py);
-        path.set_item("path", one.path)?;
-        path.set_item("is_new", one.is_new)?;
-        for (name, ChunkSum { keys, bytes }) in [
-            ("stored", one.stored),
-            ("beyond_capacity", one.beyond_capacity),
-            ("expired", one.expired),
-            ("moved", one.moved),
-            ("stale", one.stale),
-        ] {
-            path.set_item(name, (keys, bytes))?;
+        let path = dict_of!(py, one: path is_new);
+        macro_rules! add {
+            ($($name:ident)+) => {
+                $(path.set_item(stringify!($name), (one.$name.keys, one.$name.bytes))?;)+
+            };
         }
+        add!(stored beyond_capacity expired moved stale);
         all.append(path)?;
     }
     Ok(all)
+}
+
+/// Make a block device blank, if `agree` says yes to what it holds.
+#[pyfunction]
+#[pyo3(signature = (path, discard, agree))]
+pub(crate) fn format_device(
+    py: Python<'_>,
+    path: PathBuf,
+    discard: bool,
+    agree: Py<PyAny>,
+) -> PyResult<bool> {
+    let mut failed = None;
+    let outcome = py.detach(|| {
+        kvring::format_device(&path, discard, |found| {
+            let answer = Python::attach(|py| agree.call1(py, (found,))?.extract(py));
+            answer.unwrap_or_else(|error| {
+                failed = Some(error);
+                false
+            })
+        })
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => outcome.map_err(from_open),
+    }
 }

@@ -3,9 +3,9 @@
 mod buffers;
 mod completed_tasks;
 mod connector;
+mod dicts;
 mod errors;
 mod forecast;
-mod format;
 mod huge_pages;
 mod key_watch;
 mod keys;
@@ -53,9 +53,7 @@ mod _native {
         NotFormattedError, SubmitError,
     };
     #[pymodule_export]
-    use super::forecast::forecast_open;
-    #[pymodule_export]
-    use super::format::format_device;
+    use super::forecast::{forecast_open, format_device};
     #[pymodule_export]
     use super::huge_pages::put_into_huge_pages;
     #[pymodule_export]

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::dicts::dict_of;
 use crate::errors::from_open;
 
 /// What reading a chunk showed, a reason, and its bytes.
@@ -43,17 +44,10 @@ impl StoredChunks {
     /// What the store tells of itself, without its chunks.
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let facts = self.chunks.facts().map_err(from_open)?;
-        let all = PyDict::new(py);
-        all.set_item("store_id", facts.store_id)?;
-        all.set_item("format_version", facts.format_version)?;
-        all.set_item("created_ms", facts.created_ms)?;
+        let all = dict_of!(py, facts:
+            store_id format_version created_ms members index_bytes opened_ms is_closed_in_order
+            holder holder_process_id);
         all.set_item("layout", facts.layout.map(kvring::Layout::name))?;
-        all.set_item("members", facts.members)?;
-        all.set_item("index_bytes", facts.index_bytes)?;
-        all.set_item("opened_ms", facts.opened_ms)?;
-        all.set_item("is_closed_in_order", facts.is_closed_in_order)?;
-        all.set_item("holder", facts.holder)?;
-        all.set_item("holder_process_id", facts.holder_process_id)?;
         Ok(all)
     }
 
@@ -93,15 +87,9 @@ impl StoredChunks {
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.last = self.chunks.next().transpose().map_err(from_open)?;
         let Some(chunk) = &self.last else { return Ok(None) };
-        let all = PyDict::new(py);
-        all.set_item("key", &chunk.key)?;
-        all.set_item("namespace", &chunk.namespace)?;
-        all.set_item("length_bytes", chunk.length_bytes)?;
-        all.set_item("created_ms", chunk.created_ms)?;
-        all.set_item("last_used_ms", chunk.last_used_ms)?;
-        all.set_item("uses", chunk.uses)?;
+        let all = dict_of!(py, chunk:
+            key namespace length_bytes created_ms last_used_ms uses offset_bytes);
         all.set_item("file", chunk.file.to_string_lossy())?;
-        all.set_item("offset_bytes", chunk.offset_bytes)?;
         Ok(Some(all))
     }
 }

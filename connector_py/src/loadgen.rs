@@ -7,6 +7,7 @@ use kvring_loadgen::{BENCH_OPTIONS, BenchError, PhaseReport, Plan, Run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::dicts::dict_of;
 use crate::errors::{ConfigError, KvRingError, from_open};
 use crate::logging::hand_over;
 use crate::options::{config_from, option_values};
@@ -16,11 +17,7 @@ use crate::options::{config_from, option_values};
 pub(crate) fn bench_options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
     for option in BENCH_OPTIONS {
-        let one = PyDict::new(py);
-        one.set_item("unit", option.unit)?;
-        one.set_item("default", option.default)?;
-        one.set_item("range", option.range)?;
-        one.set_item("meaning", option.meaning)?;
+        let one = dict_of!(py, option: unit default range meaning);
         all.set_item(option.name, one)?;
     }
     Ok(all)
@@ -64,19 +61,12 @@ impl BenchPlan {
     #[getter]
     fn options<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let plan = &self.plan;
-        let all = PyDict::new(py);
+        let all = dict_of!(py, plan: iodepth batch numjobs rwmixread verify registered seed);
         all.set_item("rw", plan.rw.name())?;
         all.set_item("bs", plan.sizes.to_string())?;
-        all.set_item("iodepth", plan.iodepth)?;
-        all.set_item("batch", plan.batch)?;
-        all.set_item("numjobs", plan.numjobs)?;
         all.set_item("size", plan.size_bytes)?;
         all.set_item("runtime", plan.runtime.map(|runtime| runtime.as_secs_f64()))?;
-        all.set_item("rwmixread", plan.rwmixread)?;
         all.set_item("align", plan.align_bytes)?;
-        all.set_item("verify", plan.verify)?;
-        all.set_item("registered", plan.registered)?;
-        all.set_item("seed", plan.seed)?;
         Ok(all)
     }
 }
@@ -113,12 +103,9 @@ impl BenchRun {
     fn poll<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         hand_over(py);
         let progress = self.run.poll();
-        let all = PyDict::new(py);
+        let all = dict_of!(py, progress: fraction keys bytes);
         all.set_item("phase", progress.phase.name())?;
-        all.set_item("fraction", progress.fraction)?;
         all.set_item("elapsed_s", progress.elapsed.as_secs_f64())?;
-        all.set_item("keys", progress.keys)?;
-        all.set_item("bytes", progress.bytes)?;
         Ok(all)
     }
 
@@ -141,31 +128,23 @@ impl BenchRun {
         let report = py.detach(|| self.run.finish()).map_err(from_bench);
         hand_over(py);
         let report = report?;
-        let all = PyDict::new(py);
+        let all = dict_of!(py, report:
+            interrupted failed_keys wrong_chunks damaged_chunks gave_up closed_in_order
+            failed_batches messages);
         for (name, phase) in
             [("fill", &report.fill), ("measured", &report.measured), ("check", &report.check)]
         {
             all.set_item(name, phase.as_ref().map(|phase| phase_dict(py, phase)).transpose()?)?;
         }
         all.set_item("has_errors", report.has_errors())?;
-        all.set_item("interrupted", report.interrupted)?;
-        all.set_item("failed_keys", report.failed_keys)?;
-        all.set_item("wrong_chunks", report.wrong_chunks)?;
-        all.set_item("damaged_chunks", report.damaged_chunks)?;
-        all.set_item("gave_up", report.gave_up)?;
-        all.set_item("closed_in_order", report.closed_in_order)?;
-        all.set_item("failed_batches", report.failed_batches)?;
-        all.set_item("messages", report.messages)?;
-        let store = PyDict::new(py);
-        store.set_item("engine", report.stats.engine.as_str())?;
+        let stats = &report.stats;
+        let store = dict_of!(py, stats: engine registered_bytes transfers_fixed);
+        store.set_item("capacity_bytes", stats.capacity_bytes)?;
+        store.set_item("used_bytes", stats.used_bytes)?;
         store.set_item("direct_io", report.stats.geometry.direct)?;
         let alignment_bytes = report.stats.geometry.memory_alignment_bytes;
         store.set_item("memory_alignment_bytes", alignment_bytes)?;
-        store.set_item("capacity_bytes", report.stats.capacity_bytes)?;
-        store.set_item("used_bytes", report.stats.used_bytes)?;
-        store.set_item("registered_bytes", report.stats.registered_bytes)?;
-        store.set_item("transfers_fixed", report.stats.transfers_fixed)?;
-        for (name, value) in report.stats.counters {
+        for (name, value) in &stats.counters {
             store.set_item(name, value)?;
         }
         all.set_item("store", store)?;
@@ -199,13 +178,7 @@ fn phase_dict<'py>(py: Python<'py>, phase: &PhaseReport) -> PyResult<Bound<'py, 
         ] {
             latency.set_item(name, nanoseconds as f64 / 1e3)?;
         }
-        let one = PyDict::new(py);
-        one.set_item("batches", class.batches)?;
-        one.set_item("keys", class.keys)?;
-        one.set_item("bytes", class.bytes)?;
-        one.set_item("hits", class.hits)?;
-        one.set_item("misses", class.misses)?;
-        one.set_item("failed", class.failed)?;
+        let one = dict_of!(py, class: batches keys bytes hits misses failed);
         one.set_item("latency_us", latency)?;
         classes.set_item(class.name, one)?;
     }

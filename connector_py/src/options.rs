@@ -8,6 +8,7 @@ use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
+use crate::dicts::dict_of;
 use crate::errors::{self, from_open};
 
 /// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
@@ -81,24 +82,22 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
     let Ok(text) = std::env::var("KVRING_TUNING") else { return Ok(()) };
     let settings = py.import("json")?.call_method1("loads", (text,))?;
     for (name, value) in settings.cast::<PyDict>()?.iter() {
-        match name.extract::<String>()?.as_str() {
-            "high_watermark" => tuning.high_watermark = value.extract()?,
-            "low_watermark" => tuning.low_watermark = value.extract()?,
-            "admit_after" => tuning.admit_after = value.extract()?,
-            "max_io_bytes" => tuning.max_io_bytes = value.extract()?,
-            "queue_depth" => tuning.queue_depth = value.extract()?,
-            "in_flight_bytes" => tuning.in_flight_bytes = value.extract()?,
-            "set_in_flight_bytes" => tuning.set_in_flight_bytes = value.extract()?,
-            "set_in_flight_between_loads_bytes" => {
-                tuning.set_in_flight_between_loads_bytes = value.extract()?;
-            }
-            "set_in_flight_while_loading_bytes" => {
-                tuning.set_in_flight_while_loading_bytes = value.extract()?;
-            }
-            "set_max_wait_ms" => tuning.set_max_wait = Duration::from_millis(value.extract()?),
-            "set_queue_operations" => tuning.set_queue_operations = value.extract()?,
-            other => return Err(PyKeyError::new_err(format!("KVRING_TUNING has no '{other}'"))),
+        macro_rules! tuned {
+            ($($name:ident)+) => {
+                match name.extract::<String>()?.as_str() {
+                    $(stringify!($name) => tuning.$name = value.extract()?,)+
+                    "set_max_wait_ms" => {
+                        tuning.set_max_wait = Duration::from_millis(value.extract()?);
+                    }
+                    other => {
+                        return Err(PyKeyError::new_err(format!("KVRING_TUNING has no '{other}'")));
+                    }
+                }
+            };
         }
+        tuned!(high_watermark low_watermark admit_after max_io_bytes queue_depth in_flight_bytes
+            set_in_flight_bytes set_in_flight_between_loads_bytes set_in_flight_while_loading_bytes
+            set_queue_operations);
     }
     Ok(())
 }
@@ -127,11 +126,7 @@ pub(crate) fn size_bytes(text: &str) -> PyResult<u64> {
 pub(crate) fn options(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let all = PyDict::new(py);
     for spec in OPTIONS {
-        let one = PyDict::new(py);
-        one.set_item("unit", spec.unit)?;
-        one.set_item("default", spec.default())?;
-        one.set_item("range", spec.range())?;
-        one.set_item("meaning", spec.meaning)?;
+        let one = dict_of!(py, spec: unit default range meaning);
         all.set_item(spec.name, one)?;
     }
     Ok(all)

@@ -1,8 +1,8 @@
-//! Every option in one table.
+//! Every option in one table, and a configuration from options by name.
 
 use std::time::Duration;
 
-use super::kinds::{
+use super::values::{
     count, identity, list, one_of, or, or_none, path_name, size, sizes_by_name, time,
 };
 use super::{
@@ -11,6 +11,7 @@ use super::{
 };
 use crate::error::ConfigError;
 use crate::format::membership::MAX_VOLUMES;
+use crate::lock::current_boot;
 
 const PIB: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(86_400);
@@ -21,25 +22,26 @@ pub struct OptionSpec {
     pub name: &'static str,
     /// Unit of its value; empty for a name.
     pub unit: &'static str,
+    /// Value that it has when it is not given; `None` when it must be given.
+    pub default: Option<&'static str>,
+    /// Values that it accepts.
+    pub range: &'static str,
     /// What it does.
     pub meaning: &'static str,
-    /// The value in a configuration, and all that it takes.
-    describe: fn(&Config) -> (String, String),
     set: fn(&mut Config, &OptionValue) -> Result<(), String>,
 }
 
 macro_rules! option {
-    ($name:literal, $unit:literal, $field:ident, $kind:expr, $meaning:literal) => {
+    ($name:literal, $unit:literal, $default:expr, $range:literal, $field:ident, $read:expr, $meaning:literal) => {
         OptionSpec {
             name: $name,
             unit: $unit,
+            default: $default,
+            range: $range,
             meaning: $meaning,
-            describe: |config| {
-                let kind = $kind;
-                ((kind.show)(&config.$field), kind.range)
-            },
             set: |config, value| {
-                config.$field = ($kind.read)(value)?;
+                let read: fn(&OptionValue) -> Result<_, String> = $read;
+                config.$field = read(value)?;
                 Ok(())
             },
         }
@@ -49,66 +51,87 @@ macro_rules! option {
 /// All options that exist.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
-    option!("path", "", paths, list(path_name("a directory or a block device"), MAX_VOLUMES),
+    option!("path", "", None, "a directory or a block device ('~' is the home directory), or a list of up to 30 of these", paths, |value| list(value, MAX_VOLUMES, path_name),
         "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths, none inside another, share the keys in proportion to their capacities, and one that fails is left out"),
-    option!("capacity", "bytes", capacities_bytes, list(or("all", || Config::WHOLE_DEVICE, size(MIN_CAPACITY_BYTES, PIB)), MAX_VOLUMES),
+    option!("capacity", "bytes", None, "'all' or a size such as '500GiB' from 16 MiB to 1 PiB, or a list of up to 30 of these", capacities_bytes, |value| list(value, MAX_VOLUMES, |one| or(one, "all", Config::WHOLE_DEVICE, |one| size(one, MIN_CAPACITY_BYTES, PIB))),
         "most bytes that the store takes on disk at each path, data and index together; 'all' of a block device; a list has one for each path"),
-    option!("index_path", "", index_path, or_none("none", path_name("a directory")),
+    option!("index_path", "", Some("none"), "'none' or a directory ('~' is the home directory)", index_path, |value| or_none(value, "none", path_name),
         "where the index of a store on a block device lies, if not on the device itself; formatting settles which"),
-    option!("layout", "", layout, one_of(&Layout::ALL, Layout::name),
+    option!("layout", "", Some("extents"), "'extents' or 'files'", layout, |value| one_of(value, &Layout::ALL, Layout::name),
         "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with"),
-    option!("engine", "", engine, one_of(&EngineChoice::ALL, EngineChoice::name),
+    option!("engine", "", Some("auto"), "'auto', 'io_uring' or 'posix'", engine, |value| one_of(value, &EngineChoice::ALL, EngineChoice::name),
         "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not"),
-    option!("checksum", "", checksum, one_of(&Checksum::ALL, Checksum::name),
+    option!("checksum", "", Some("crc64nvme"), "'crc64nvme' or 'off'", checksum, |value| one_of(value, &Checksum::ALL, Checksum::name),
         "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
-    option!("durability", "", durability, one_of(&Durability::ALL, Durability::name),
+    option!("durability", "", Some("best_effort"), "'best_effort' or 'persistent'", durability, |value| one_of(value, &Durability::ALL, Durability::name),
         "what a completed SET withstands: the death of the process, and power loss two seconds later if a flush of the drive takes less than one; or power loss at once (data and record are synced before it completes, grouped over all SETs that wait)"),
-    option!("eviction", "", eviction, one_of(&Eviction::ALL, Eviction::name),
+    option!("eviction", "", Some("lfu"), "'lru', 'lfu', 'fifo', 'mru' or 's3fifo'", eviction, |value| one_of(value, &Eviction::ALL, Eviction::name),
         "which chunks go when room is needed; docs/eviction.md compares them"),
-    option!("ttl", "", ttl, or_none("off", time(Duration::from_secs(1), DAY.saturating_mul(3660))),
+    option!("ttl", "", Some("7d"), "'off' or seconds, or a string such as '7d' or '1h 30m', from 1s to 3660d", ttl, |value| or_none(value, "off", |value| time(value, Duration::from_secs(1), DAY.saturating_mul(3660))),
         "after this time without use a chunk is a miss, and its space is given back"),
-    option!("lease_s", "seconds", lease_s, count(0, 3600),
+    option!("lease_s", "seconds", Some("10"), "0 to 3600", lease_s, |value| count(value, 0, 3600),
         "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
-    option!("load_deadline_ms", "milliseconds", load_deadline_ms, or_none("off", count(1, 3_600_000)),
+    option!("load_deadline_ms", "milliseconds", Some("off"), "'off' or 1 to 3600000", load_deadline_ms, |value| or_none(value, "off", |value| count(value, 1, 3_600_000)),
         "a load that could not start within this time is answered as a miss, so that the engine computes again rather than waits"),
-    option!("identity", "", identity, or_none("none", identity()),
+    option!("identity", "", Some("none"), "'none' or 1 to 64 of the characters A-Z a-z 0-9 . _ -", identity, |value| or_none(value, "none", identity),
         "what tells this engine from others that use the store: its weights, dtype, layout and ranks, where they are not part of the model's name; it is part of the namespace (identity#model), and what was stored under another one is not seen"),
-    option!("quotas", "bytes", quotas, or("none", Vec::new, sizes_by_name(1 << 20, PIB)),
+    option!("quotas", "bytes", Some("none"), "'none' or a mapping such as {'model@salt': '10GiB'}, each from 1 MiB to 1 PiB", quotas, |value| or(value, "none", Vec::new(), |value| sizes_by_name(value, 1 << 20, PIB)),
         "most bytes of a namespace (model, or model@salt, after identity# if there is one), at all paths together; past it its own chunks go"),
-    option!("admit", "", admission, one_of(&Admission::ALL, Admission::name),
+    option!("admit", "", Some("always"), "'always' or 'second_use'", admission, |value| one_of(value, &Admission::ALL, Admission::name),
         "with 'second_use' a key is stored only when it is to be stored for the second time, which saves writes; until then its SETs complete without storing"),
-    option!("write_budget", "bytes a day", write_budget_bytes, or_none("off", size(1 << 30, PIB)),
+    option!("write_budget", "bytes a day", Some("off"), "'off' or a size such as '500GiB' from 1 GiB to 1 PiB", write_budget_bytes, |value| or_none(value, "off", |value| size(value, 1 << 30, PIB)),
         "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing"),
-    option!("min_free", "bytes", min_free_bytes, or_none("auto", size(0, PIB)),
+    option!("min_free", "bytes", Some("auto"), "'auto' or a size such as '500GiB' from 0 bytes to 1 PiB", min_free_bytes, |value| or_none(value, "auto", |value| size(value, 0, PIB)),
         "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
-    option!("discard", "", discard, one_of(&Discard::ALL, Discard::name),
+    option!("discard", "", Some("format"), "'never', 'format' or 'free'", discard, |value| one_of(value, &Discard::ALL, Discard::name),
         "when a block device is told what it need not keep: all of it when it is formatted; with 'free' the extents of chunks that were deleted or evicted as well"),
-    option!("io_threads", "threads", io_threads, or_none("auto", count(1, 64)),
+    option!("io_threads", "threads", Some("auto"), "'auto' or 1 to 64", io_threads, |value| or_none(value, "auto", |value| count(value, 1, 64)),
         "threads that move the bytes of each path, each with a ring, or a pool of threads, of its own; with 'auto' there are 8, of which one works until it is short of processor time (2 where pools of threads take the place of io_uring)"),
-    option!("set_queue_bytes", "bytes", set_queue_bytes, size(1 << 20, 1 << 40),
+    option!("set_queue_bytes", "bytes", Some("8GiB"), "a size such as '500GiB' from 1 MiB to 1 TiB", set_queue_bytes, |value| size(value, 1 << 20, 1 << 40),
         "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
-    option!("metrics_port", "", metrics_port, or_none("off", count(1, 65_535)),
+    option!("metrics_port", "", Some("off"), "'off' or 1 to 65535", metrics_port, |value| or_none(value, "off", |value| count(value, 1, 65_535)),
         "a port of 127.0.0.1 on which the process serves /metrics for Prometheus and /healthz; stores of a process may share one"),
 ];
 
 impl OptionSpec {
-    /// Values that it accepts.
-    pub fn range(&self) -> String {
-        (self.describe)(&Config::defaults()).1
-    }
-
-    /// Value that it has when it is not given; `None` when it must be given.
-    pub fn default(&self) -> Option<String> {
-        Some((self.describe)(&Config::defaults()).0).filter(|text| !text.is_empty())
-    }
-
-    pub(super) fn named(name: &str) -> Option<&'static Self> {
+    fn named(name: &str) -> Option<&'static Self> {
         OPTIONS.iter().find(|spec| spec.name == name)
     }
+}
 
-    pub(super) fn set(&self, config: &mut Config, value: &OptionValue) -> Result<(), ConfigError> {
-        (self.set)(config, value)
-            .map_err(|reason| ConfigError::unfitting(self.name, value.to_string(), reason))
+impl Config {
+    /// Reads options by name; what is not given has its default.
+    ///
+    /// # Errors
+    /// `ConfigError` for an unknown name (with the list of those that exist), a value that does not fit, or a
+    /// missing required option.
+    pub fn from_options(
+        options: impl IntoIterator<Item = (String, OptionValue)>,
+    ) -> Result<Self, ConfigError> {
+        let mut config = Self { boot: current_boot(), ..Self::defaults() };
+        let mut given = Vec::new();
+        for (name, value) in options {
+            let Some(spec) = OptionSpec::named(&name) else {
+                let known = OPTIONS.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", ");
+                return Err(ConfigError::Unknown { name, known });
+            };
+            (spec.set)(&mut config, &value)
+                .map_err(|reason| ConfigError::unfitting(spec.name, value.to_string(), reason))?;
+            given.push(spec.name);
+        }
+        let names = OPTIONS.iter().filter(|spec| spec.default.is_none()).map(|spec| spec.name);
+        let names: Vec<_> = names.filter(|name| !given.contains(name)).collect();
+        if !names.is_empty() {
+            return Err(ConfigError::Missing { names });
+        }
+        if let [one_for_all] = config.capacities_bytes[..] {
+            config.capacities_bytes = vec![one_for_all; config.paths.len()];
+        }
+        let (paths, capacities) = (config.paths.len(), config.capacities_bytes.len());
+        if paths != capacities {
+            return Err(ConfigError::Capacities { paths, capacities });
+        }
+        Ok(config)
     }
 }
 
@@ -116,8 +139,8 @@ impl ConfigError {
     /// A value that does not fit the option, or what the path names.
     pub(crate) fn unfitting(name: &'static str, value: String, reason: String) -> Self {
         let range = OptionSpec::named(name).map_or_else(String::new, |spec| match spec.unit {
-            "" => spec.range(),
-            unit => format!("{} ({unit})", spec.range()),
+            "" => spec.range.to_owned(),
+            unit => format!("{} ({unit})", spec.range),
         });
         Self::Invalid { name, value, reason, range }
     }
@@ -131,8 +154,8 @@ mod tests {
     #[test]
     fn the_document_has_the_table() {
         let option = |spec: &OptionSpec| {
-            let default = spec.default().unwrap_or_else(|| "required".into());
-            format!("| `{}` | {default} | {} | {} |\n", spec.name, spec.range(), spec.meaning)
+            let OptionSpec { name, default, range, meaning, .. } = spec;
+            format!("| `{name}` | {} | {range} | {meaning} |\n", default.unwrap_or("required"))
         };
         let document = include_str!("../../docs/configuration.md");
         let options: String = OPTIONS.iter().map(option).collect();
@@ -141,5 +164,22 @@ mod tests {
             document.contains(&format!("{head}{options}\n")),
             "it should have:\n{head}{options}"
         );
+    }
+
+    /// What the table says of an option is its default.
+    #[test]
+    fn each_default_is_the_one_of_the_table() {
+        let given = |name: &str, value: &str| {
+            let base = [("path", "/tmp/x"), ("capacity", "1GiB"), (name, value)];
+            let text =
+                |(name, value): (&str, &str)| (name.to_owned(), OptionValue::Text(value.into()));
+            Config::from_options(base.map(text)).map(|config| format!("{config:?}"))
+        };
+        let unchanged = given("path", "/tmp/x").unwrap();
+        for OptionSpec { name, default, .. } in OPTIONS {
+            if let Some(default) = default {
+                assert_eq!(given(name, default).unwrap(), unchanged, "{name}");
+            }
+        }
     }
 }

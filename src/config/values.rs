@@ -1,8 +1,13 @@
-//! Values as callers give them, and how numbers and sizes are read.
+//! Values as callers give them, and how each kind of option reads one: the value, or why it does not fit.
 
 use std::fmt::{Display, Formatter};
+use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::Unit;
+use nix::unistd::{Uid, User};
+
+use crate::key::Identity;
 
 /// A value as a caller (JSON, Python, Rust) gives it.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,7 +48,7 @@ impl Display for OptionValue {
     }
 }
 
-pub(super) fn text(value: &OptionValue) -> Result<&str, String> {
+fn text(value: &OptionValue) -> Result<&str, String> {
     match value {
         OptionValue::Text(text) => Ok(text),
         _ => Err(wrong_kind(value, "a string")),
@@ -51,7 +56,7 @@ pub(super) fn text(value: &OptionValue) -> Result<&str, String> {
 }
 
 /// That a value is not what is `wanted`.
-pub(super) fn wrong_kind(value: &OptionValue, wanted: &str) -> String {
+fn wrong_kind(value: &OptionValue, wanted: &str) -> String {
     let kind = match value {
         OptionValue::Boolean(_) => "a truth value",
         OptionValue::Integer(_) | OptionValue::Float(_) => "a number",
@@ -63,7 +68,7 @@ pub(super) fn wrong_kind(value: &OptionValue, wanted: &str) -> String {
     format!("it is {kind}, not {wanted}")
 }
 
-pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
+fn number(value: &OptionValue) -> Result<f64, String> {
     match value {
         OptionValue::Integer(integer) => Ok(*integer as f64),
         OptionValue::Float(float) => Ok(*float),
@@ -73,7 +78,7 @@ pub(super) fn number(value: &OptionValue) -> Result<f64, String> {
 }
 
 /// A whole number, however it is written: 4, 4.0 and '4' are the same.
-pub(super) fn whole(value: &OptionValue, wanted: &str) -> Result<i128, String> {
+fn whole(value: &OptionValue, wanted: &str) -> Result<i128, String> {
     let wrong = || format!("it is not {wanted}");
     match value {
         OptionValue::Integer(integer) => Ok(*integer),
@@ -86,7 +91,7 @@ pub(super) fn whole(value: &OptionValue, wanted: &str) -> Result<i128, String> {
     }
 }
 
-pub(super) fn within(
+fn within(
     number: i128,
     least: u64,
     most: u64,
@@ -102,7 +107,7 @@ pub(super) fn within(
 }
 
 /// A number of bytes in the largest unit that it is a multiple of.
-pub(super) fn size_text(bytes: i128) -> String {
+fn size_text(bytes: i128) -> String {
     let units = ["PiB", "TiB", "GiB", "MiB", "KiB"];
     let factors = (1..=units.len() as u32).rev().map(|power| 1024_i128.pow(power));
     match units.into_iter().zip(factors).find(|(_, factor)| bytes != 0 && bytes % factor == 0) {
@@ -119,7 +124,7 @@ pub fn size_bytes(text: &str) -> Result<u64, String> {
     within(parse_size(text)?, 0, u64::MAX, size_text)
 }
 
-pub(super) fn parse_size(text: &str) -> Result<i128, String> {
+fn parse_size(text: &str) -> Result<i128, String> {
     let text = text.trim();
     let wrong = |what: String| format!("{what}; a size is a number and a unit, such as '500GiB'");
     if let Ok(bytes) = text.parse() {
@@ -154,4 +159,133 @@ pub(super) fn parse_size(text: &str) -> Result<i128, String> {
         1 if number.fract() != 0.0 => Err("a number of bytes is a whole one".into()),
         _ => Ok((number * factor as f64) as i128),
     }
+}
+
+/// A whole number, from one to another.
+pub(super) fn count<T: TryFrom<u64>>(
+    value: &OptionValue,
+    least: u64,
+    most: u64,
+) -> Result<T, String> {
+    let count = within(whole(value, "a whole number")?, least, most, |count| count.to_string())?;
+    T::try_from(count).map_err(|_| format!("{count} is too much"))
+}
+
+/// A number of bytes, or a string such as '500GiB'.
+pub(super) fn size(value: &OptionValue, least: u64, most: u64) -> Result<u64, String> {
+    let size = match value {
+        OptionValue::Text(text) => parse_size(text)?,
+        _ => whole(value, "a whole number of bytes")?,
+    };
+    within(size, least, most, size_text)
+}
+
+/// A length of time: a number of seconds, or a string such as '7d' or '1h 30m'.
+pub(super) fn time(
+    value: &OptionValue,
+    least: Duration,
+    most: Duration,
+) -> Result<Duration, String> {
+    let duration = match value {
+        OptionValue::Text(text) if text.trim().parse::<f64>().is_err() => {
+            humantime::parse_duration(text).map_err(|error| error.to_string())
+        }
+        _ => Duration::try_from_secs_f64(number(value)?).map_err(|error| error.to_string()),
+    };
+    match duration {
+        Ok(duration) if (least..=most).contains(&duration) => Ok(duration),
+        Ok(_) => Err("it is out of range".into()),
+        Err(error) => Err(format!("it cannot be read: {error}")),
+    }
+}
+
+/// One of some values, which have names.
+pub(super) fn one_of<T: Copy>(
+    value: &OptionValue,
+    values: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, String> {
+    let text = text(value)?;
+    let found = values.iter().copied().find(|value| name(*value) == text);
+    found.ok_or_else(|| "it is not one of the choices".to_owned())
+}
+
+/// A path. As in a shell, `~` at its beginning is the home directory of this user and `~name` that of another.
+pub(super) fn path_name(value: &OptionValue) -> Result<PathBuf, String> {
+    let path = text(value)?;
+    if path.is_empty() {
+        return Err("it is empty".into());
+    }
+    let Some(rest) = path.strip_prefix('~') else { return Ok(path.into()) };
+    let (name, below) = rest.split_once('/').unwrap_or((rest, ""));
+    let home = match (name, std::env::var_os("HOME").filter(|home| !home.is_empty())) {
+        ("", Some(home)) => Ok(Some(PathBuf::from(home))),
+        ("", None) => User::from_uid(Uid::current()).map(|user| user.map(|user| user.dir)),
+        (name, _) => User::from_name(name).map(|user| user.map(|user| user.dir)),
+    };
+    match home {
+        Ok(Some(home)) if below.is_empty() => Ok(home),
+        Ok(Some(home)) => Ok(home.join(below.trim_start_matches('/'))),
+        _ => Err(format!("'~{name}' is no user with a home directory; write the path in full")),
+    }
+}
+
+/// A name of an engine.
+pub(super) fn identity(value: &OptionValue) -> Result<Identity, String> {
+    Identity::named(text(value)?)
+        .ok_or_else(|| "it is empty, too long, or has other characters".to_owned())
+}
+
+pub(super) fn sizes_by_name(
+    value: &OptionValue,
+    least: u64,
+    most: u64,
+) -> Result<Vec<(String, u64)>, String> {
+    let OptionValue::Map(values) = value else {
+        return Err(wrong_kind(value, "a mapping of names to sizes"));
+    };
+    let size = |(name, value): &(String, OptionValue)| {
+        let size = size(value, least, most).map_err(|reason| format!("'{name}': {reason}"))?;
+        Ok((name.clone(), size))
+    };
+    values.iter().map(size).collect()
+}
+
+/// A value, or several of them up to a number.
+pub(super) fn list<T>(
+    value: &OptionValue,
+    most: usize,
+    read: impl Fn(&OptionValue) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let values = match value {
+        OptionValue::List(values) => values.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    match values.len() {
+        0 => Err("it is empty".into()),
+        count if count > most => Err(format!("{count} are too many")),
+        _ => values.iter().map(read).collect(),
+    }
+}
+
+/// A word that stands for a value, or another value.
+pub(super) fn or<T>(
+    value: &OptionValue,
+    word: &str,
+    meant: T,
+    read: impl Fn(&OptionValue) -> Result<T, String>,
+) -> Result<T, String> {
+    match value {
+        OptionValue::Text(text) if text == word => Ok(meant),
+        value => read(value),
+    }
+}
+
+/// A word that stands for none, or a value.
+pub(super) fn or_none<T>(
+    value: &OptionValue,
+    word: &str,
+    read: impl Fn(&OptionValue) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    or(value, word, None, |value| read(value).map(Some))
 }

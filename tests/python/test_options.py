@@ -100,11 +100,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("ttl", 0, "0"),
     ("ttl", "11y", "'11y'"),
     ("ttl", "none", "'none'"),
-    ("eviction", "lruu", "it is not one of the choices; did you mean 'lru'?"),
-    ("eviction", "LRU", "did you mean 'lru'?"),
+    ("eviction", "lruu", "it is not one of the choices; it takes"),
+    ("eviction", "LRU", "'LRU'"),
     ("eviction", 7, "it is a number, not a string"),
-    ("layout", "extent", "did you mean 'extents'?"),
-    ("engine", "iouring", "did you mean 'io_uring'?"),
     ("checksum", "md5", "'md5'"),
     ("checksum", False, "false"),
     ("set_queue_bytes", 5000, "5000"),
@@ -152,25 +150,12 @@ def test_whole_numbers_are_taken_in_any_form(
         assert connector.stats()[stat] == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("evicton", "eviction"),
-        ("Path", "path"),
-        ("set_queue_byte", "set_queue_bytes"),
-        ("l1_memory_desc", None),
-        ("", None),
-    ],
-)
-def test_an_unknown_option_lists_those_that_exist_and_names_the_one_that_was_meant(
-    store_directory: Path, name: str, meant: str | None
-) -> None:
+@pytest.mark.parametrize("name", ["evicton", "Path", "l1_memory_desc", ""])
+def test_an_unknown_option_lists_those_that_exist(store_directory: Path, name: str) -> None:
     with pytest.raises(kvring.ConfigError) as refusal:
         kvring.Connector(store_directory, CAPACITY_BYTES, **{name: 1})
-    message = str(refusal.value)
-    assert f"unknown option '{name}'" in message
-    assert (f" (did you mean '{meant}'?); the options are" in message) == (meant is not None)
-    assert message.endswith("the options are: " + ", ".join(kvring.options()))
+    options = ", ".join(kvring.options())
+    assert str(refusal.value) == f"unknown option '{name}'; the options are: {options}"
     assert not store_directory.exists()
 
 
