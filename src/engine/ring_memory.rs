@@ -71,14 +71,6 @@ impl RingMemory {
         added.inspect_err(|error| state.tell(error, piece.length)).is_ok()
     }
 
-    /// Lets go of all of it: who unregisters memory waits for this ring no more, so it may pin none.
-    pub(super) fn give_up(self, ring: RawFd) {
-        for (number, _) in &self.pieces {
-            // It can only fail for a table that is not there.
-            let _ = buffer_table::clear(ring, *number);
-        }
-    }
-
     /// Number of the buffer that has all of this memory.
     pub(super) fn find(&self, vector: libc::iovec) -> Option<u16> {
         let start = vector.iov_base.addr();

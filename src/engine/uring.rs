@@ -24,9 +24,6 @@ use crate::format::names::FILE_MODE;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// Set in the token of a transfer that names a registered buffer; the caller's own tokens do not reach it.
-const FIXED: u64 = 1 << 63;
-
 /// Target of every armed eventfd read. Nobody looks at it; static, so that no read can outlive it.
 static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
 
@@ -188,25 +185,14 @@ impl UringEngine {
     }
 
     fn take_completions(&mut self, reaped: &mut Vec<Reaped>) {
-        let mut has_lost_buffer = false;
         for completion in self.ring.completion() {
             match completion.user_data() {
                 WAKE => self.wake_armed = false,
                 CANCEL => {}
                 token => {
-                    // The buffer's pages are pinned: it is the table that lacks it, not the process its memory.
-                    let is_lost = token & FIXED != 0 && completion.result() == -libc::EFAULT;
-                    has_lost_buffer |= is_lost;
-                    let result = if is_lost { -libc::EAGAIN } else { completion.result() };
-                    reaped.push(Reaped { token: (token & !FIXED) as usize, result });
+                    reaped.push(Reaped { token: token as usize, result: completion.result() });
                 }
             }
-        }
-        if has_lost_buffer && let Some(memory) = self.memory.take() {
-            memory.give_up(self.ring.as_raw_fd());
-            log::warn!(
-                "the kernel does not find a registered buffer (EFAULT): this reactor's transfers go on without registered memory"
-            );
         }
     }
 }
@@ -228,8 +214,7 @@ impl Engine for UringEngine {
         let buffer = unsafe { self.buffer_of(transfer) }?;
         // SAFETY: as above.
         let entry = unsafe { entry_of(transfer, buffer) };
-        let fixed = if buffer.is_some() { FIXED } else { 0 };
-        self.push(&entry.user_data(transfer.token as u64 | fixed))
+        self.push(&entry.user_data(transfer.token as u64))
     }
 
     fn reap(

@@ -9,7 +9,6 @@ use super::state::Reactor;
 use crate::base::sync::Mutex;
 use crate::base::sync::mpsc::{self, Receiver};
 use crate::base::sync::thread::{Builder, JoinHandle};
-use crate::base::thread;
 use crate::engine::{Engine, EngineError, Waker};
 use crate::error::OpenError;
 use crate::index::ChunkVersion;
@@ -107,9 +106,6 @@ fn start(
     let name = format!("kvring-{number}");
     let thread = Builder::new().name(name).spawn(move || {
         let group = own;
-        if let Some(node) = group.cache.store.geometry().numa_node {
-            thread::run_on_node(node);
-        }
         let waker = Arc::clone(&group.lanes[number].waker);
         let limits = group.limits();
         // Loads, and as many stores.

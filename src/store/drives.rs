@@ -23,19 +23,6 @@ pub(super) fn queue_depth(device: &Path) -> usize {
     if is_rotating { sum } else { DRIVE_DEPTH.max(sum) }
 }
 
-/// The NUMA node that all drives below the device are at; `None` where it is not known, or they are at several.
-pub(super) fn numa_node(device: &Path) -> Option<u32> {
-    let mut drives = HashMap::new();
-    add_drives(device, &mut drives, MAX_LEVELS);
-    let mut nodes = drives.keys().map(|drive| {
-        // That of the bus that it is at.
-        drive.ancestors().find_map(|part| fs::read_to_string(part.join("numa_node")).ok())
-    });
-    // -1 says that it is at none.
-    let first: u32 = nodes.next()??.trim().parse().ok()?;
-    nodes.all(|node| node.is_some_and(|node| node.trim() == first.to_string())).then_some(first)
-}
-
 struct Drive {
     rotates: bool,
     depth: usize,

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use super::drives::{numa_node, queue_depth};
+use super::drives::queue_depth;
 use crate::base::block::BLOCK_BYTES;
 use crate::base::system::{block_device, files};
 use crate::directory::set_flags;
@@ -33,8 +33,6 @@ pub struct Geometry {
     pub discard_granularity_bytes: Option<u64>,
     /// Transfers that the drives below take at a time.
     pub queue_depth: usize,
-    /// The node of memory and processors that they are at, if all of them are at one.
-    pub numa_node: Option<u32>,
 }
 
 impl Geometry {
@@ -91,7 +89,6 @@ impl Geometry {
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
             queue_depth: queue_depth(&directory),
-            numa_node: numa_node(&directory),
         })
     }
 }

@@ -120,51 +120,6 @@ fn what_is_queued_reaches_the_kernel_before_its_buffer_goes() {
 }
 
 #[test]
-fn a_transfer_whose_buffer_the_kernel_has_lost_is_tried_again_without() {
-    let memory = Arc::new(RegisteredMemory::default());
-    let (mut engine, block) = (ring(&memory), AlignedBlock::zeroed(MIB));
-    let handle = register(&memory, &mut engine, &block);
-    buffer_table::clear(engine.descriptor(), 0).unwrap();
-    let (file, into) = (file_of(7), vector_of(&block));
-    queue(&mut engine, &file, &into);
-    assert_eq!((finish(&mut engine), memory.fixed_transfers()), (-libc::EAGAIN, 1));
-    queue(&mut engine, &file, &into);
-    assert_eq!((finish(&mut engine), memory.fixed_transfers()), (MIB as i32, 1));
-    drop(engine);
-    drop(handle);
-}
-
-/// What the kernel has pinned of this process.
-fn pinned_bytes() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
-}
-
-#[test]
-fn a_ring_that_goes_on_without_registered_memory_pins_none() {
-    // More than all that other tests of this process have pinned at a time.
-    const LONG: usize = 256 * MIB;
-    let memory = Arc::new(RegisteredMemory::default());
-    let (mut engine, block) = (ring(&memory), AlignedBlock::zeroed(MIB));
-    let long = AlignedBlock::zeroed(LONG);
-    let handles =
-        (register(&memory, &mut engine, &block), register_bytes(&memory, &mut engine, &long, LONG));
-    if handles.1.registered_bytes() < LONG as u64 {
-        eprintln!("not shown: this user may not lock {LONG} bytes (ulimit -l)");
-        return;
-    }
-    assert!(pinned_bytes() >= LONG);
-    buffer_table::clear(engine.descriptor(), 0).unwrap();
-    let (file, into) = (file_of(7), vector_of(&block));
-    queue(&mut engine, &file, &into);
-    assert_eq!(finish(&mut engine), -libc::EAGAIN);
-    drop(handles);
-    assert!(pinned_bytes() < LONG / 2, "{}", pinned_bytes());
-    drop(engine);
-}
-
-#[test]
 fn memory_that_is_registered_later_leaves_what_was_there() {
     let memory = Arc::new(RegisteredMemory::default());
     let (mut engine, blocks) = (ring(&memory), [(); 3].map(|()| AlignedBlock::zeroed(MIB)));
