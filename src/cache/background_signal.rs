@@ -1,4 +1,4 @@
-//! BackgroundSignal of a thread that works in the background and waits for them.
+//! What a thread that works in the background is to do, and when it rests.
 
 use std::time::Instant;
 

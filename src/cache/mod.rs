@@ -10,7 +10,6 @@ mod claim;
 mod directory_watch;
 mod flush;
 mod growth;
-mod log_limits;
 mod maintenance;
 mod quota;
 mod read;
@@ -23,6 +22,11 @@ mod writes;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
+use background_signal::BackgroundSignal;
+use directory_watch::DirectoryWatch;
+use log::Level::{Error, Warn};
+use writes::WritesInFlight;
+
 pub(crate) use admission::WriteBudget;
 pub(crate) use claim::{BeginOutcome, Claim};
 pub(crate) use directory_watch::FilesChange;
@@ -32,17 +36,12 @@ pub(crate) use threads::CacheThread;
 pub(crate) use write::{RecordedWrite, SupersedingWrite, WriteHandle};
 pub(crate) use writes::RoomOf;
 
-use background_signal::BackgroundSignal;
-use directory_watch::DirectoryWatch;
-use log_limits::LogLimits;
-use writes::WritesInFlight;
-
 use crate::base::block::Extent;
 use crate::base::buffer::{CallerBuffer, SourceBuffer};
-use crate::base::sync::Mutex;
-use crate::base::sync::SegQueue;
+use crate::base::log_limit::LogLimit;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use crate::batch::backlog::QueueShare;
+use crate::base::sync::{Mutex, SegQueue};
+use crate::batch::responder::QueueShare;
 use crate::batch::responder::Responder;
 use crate::config::Config;
 use crate::engine::Waker;
@@ -264,5 +263,44 @@ impl Cache {
     pub(crate) fn extent_text(&self, digest: Digest, extent: Extent) -> String {
         let text = self.store.extent_text(extent, digest);
         format!("digest {digest}, {text} of {}", self.config.path().display())
+    }
+}
+
+/// What the log tells of failures at one path, which may come by the thousand: one for each reason. Those of the store and of the index are theirs.
+pub(crate) struct LogLimits {
+    pub(crate) reads: LogLimit,
+    pub(crate) mismatches: LogLimit,
+    pub(crate) writes: LogLimit,
+    pub(crate) retries: LogLimit,
+    pub(crate) syncs: LogLimit,
+    pub(crate) flushes: LogLimit,
+    pub(super) index_full: LogLimit,
+    /// All chunks of a model are equally long.
+    pub(crate) too_long: LogLimit,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self {
+            reads: LogLimit::new(Error, "chunks could not be read"),
+            mismatches: LogLimit::new(
+                Error,
+                "chunks did not match their checksums and were dropped",
+            ),
+            writes: LogLimit::new(Error, "chunks could not be written"),
+            retries: LogLimit::new(Warn, "writes failed and were tried again"),
+            syncs: LogLimit::new(Error, "chunks could not be made durable"),
+            flushes: LogLimit::new(Error, "flushes failed"),
+            index_full: LogLimit::of_lasting("chunks went for the records of others"),
+            too_long: LogLimit::of_lasting("chunks were too long to be stored"),
+        }
+    }
+}
+
+impl LogLimits {
+    pub(super) fn all(&self) -> [&LogLimit; 8] {
+        let Self { reads, mismatches, writes, retries, syncs, flushes, index_full, too_long } =
+            self;
+        [reads, mismatches, writes, retries, syncs, flushes, index_full, too_long]
     }
 }

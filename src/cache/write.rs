@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::{Cache, SetRequest};
 use crate::base::block::Extent;
 use crate::evict::PoolId;
-use crate::index::{ChunkFields, ClaimOutcome, Reservation};
+use crate::index::{ChunkFields, Reservation};
 use crate::key::Digest;
 
 /// A part of a namespace's quota, in blocks, if it has one; given back when its chunk is stored, or is not going to be.
@@ -181,12 +181,6 @@ impl Drop for SupersedingWrite {
 }
 
 impl Cache {
-    /// SET: claims the right to write a key. Refused if another key has its digest.
-    pub(crate) fn claim(&self, now_ms: u64, request: SetRequest) -> ClaimOutcome<SetRequest> {
-        let key = Arc::clone(&request.key);
-        self.index.enter_set(request.digest, &key, now_ms, request)
-    }
-
     /// A SET is done, with or without a chunk to publish. Returns the next one of its key.
     pub(crate) fn end_set(
         &self,

@@ -1,13 +1,18 @@
 //! Administration of a store: prefixes, pins, namespaces, expiry, a check of everything.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::removal::{Removal, not_removed};
 use super::volume::Volume;
 use super::{Connector, SubmitError};
+use crate::base::buffer::CallerBuffer;
+use crate::base::time::Patience;
+use crate::engine::MemoryHandle;
 use crate::evict::NamespaceUsage;
 use crate::index::{Check, KeyState, Purged};
 use crate::key::{Hashed, Namespace};
+use crate::reactor::ReactorGroup;
 
 impl Connector {
     /// Asks how many leading keys are stored, and leases these. The answers are as those of [`Connector::submit_exists`] up to
@@ -196,4 +201,75 @@ impl Connector {
         }
         Ok(all)
     }
+}
+
+impl Connector {
+    /// Registers memory with the rings, so that the kernel does not look up and pin its pages for each transfer: a host's arena of chunks, say. A
+    /// transfer that is wholly inside uses that. What the system refuses is said once in the log, and goes without.
+    ///
+    /// It pins the memory, which takes a while for long memory of small pages, and waits for the reactors to take note, for 1 s at most.
+    ///
+    /// The memory stays mapped as it is until the handle is closed or dropped, or the connector is closed, as [`CallerBuffer::new`] says.
+    ///
+    /// # Errors
+    /// `SubmitError::Memory` for no bytes, and for memory that is registered already.
+    pub fn register_memory(&self, memory: CallerBuffer) -> Result<MemoryHandle, SubmitError> {
+        // Nothing here looks at the memory, and the kernel refuses what is not mapped.
+        let _gate = self.enter::<&str>(&[])?;
+        Ok(self.memory.register(memory.address(), memory.length_bytes())?)
+    }
+}
+
+/// As long as LMCache waits for a delete of a native connector.
+const LONGEST_DELETE: Duration = Duration::from_secs(30);
+
+/// Keys that are removed in memory, and may still be in the index file.
+#[must_use = "a kill may bring the keys back before it was waited for"]
+#[derive(Default)]
+pub struct Removal {
+    waits: Vec<(Arc<ReactorGroup>, u64)>,
+    /// Keys of a path stay.
+    pub(super) refused: Option<SubmitError>,
+}
+
+impl Removal {
+    /// What was queued for the index of a path by now.
+    pub(super) fn add(&mut self, shared: &Arc<ReactorGroup>) {
+        let index = &shared.cache.index;
+        index.announce_changes();
+        self.waits.push((Arc::clone(shared), index.queued_changes()));
+    }
+
+    /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
+    ///
+    /// # Errors
+    /// [`SubmitError::NotRemoved`]: the index of a path did not take all of it, or its keys were not removed at all.
+    pub fn wait(self) -> Result<(), SubmitError> {
+        self.wait_within(Some(&mut Patience::new(LONGEST_DELETE)))
+    }
+
+    /// As long as `patience` lasts.
+    pub(super) fn wait_within(
+        self,
+        mut patience: Option<&mut Patience>,
+    ) -> Result<(), SubmitError> {
+        let mut outcome = self.refused.map_or(Ok(()), Err);
+        for (shared, ticket) in self.waits {
+            if !shared.cache.index.wait_until_written(ticket, patience.as_deref_mut()) {
+                outcome = outcome.and(Err(not_removed(&shared)));
+            }
+        }
+        outcome
+    }
+}
+
+/// The error of a removal that the index of a path does not take.
+pub(super) fn not_removed(shared: &ReactorGroup) -> SubmitError {
+    let refusal = shared.cache.refusal().map(|reason| reason.to_string());
+    let reason = refusal.or_else(|| shared.health.reason()).unwrap_or_else(|| {
+        "its file system did not take the change in time, or the store was closed; a restart may bring keys back: remove them \
+         again"
+            .into()
+    });
+    SubmitError::NotRemoved { path: shared.cache.config.path().to_owned(), reason }
 }

@@ -4,12 +4,12 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::removal::{Removal, not_removed};
+use super::admin::{Removal, not_removed};
 use super::{Connector, SubmitError};
 use crate::base::buffer::{CallerBuffer, SourceBuffer};
-use crate::batch::backlog::Amount;
 use crate::batch::completion_queue::KeepAlive;
 use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::responder::Amount;
 use crate::batch::responder::{Batch, Responder};
 use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::error::StoreError;
@@ -119,7 +119,7 @@ impl Connector {
                 continue;
             }
             shared.cache.counters.set_queued.add(1);
-            match shared.cache.claim(now_ms, request) {
+            match shared.cache.index.enter_set(digest, &key, now_ms, request) {
                 ClaimOutcome::Ready(request) => {
                     operations[number].push(Operation::set(Claim::new(request, false)));
                 }

@@ -5,7 +5,6 @@
 mod buffer_table;
 mod files;
 mod piece_memory;
-mod pool;
 pub(crate) mod posix;
 mod refusal;
 mod registered_memory;
@@ -13,7 +12,6 @@ mod requests;
 mod ring_memory;
 mod ring_setup;
 pub(crate) mod uring;
-mod watched_files;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -26,12 +24,12 @@ use crate::base::sync::EventFd;
 use crate::base::sync::atomic::{AtomicBool, Ordering};
 
 pub use files::{FileOperations, SystemFiles};
+pub(crate) use files::{SyncListener, WatchedFiles};
 pub(crate) use piece_memory::PieceMemory;
 pub use refusal::{EngineError, Refusal};
 pub(crate) use registered_memory::RegisteredMemory;
 pub use registered_memory::{MemoryError, MemoryHandle};
 pub(crate) use requests::{Held, Place, Requests};
-pub(crate) use watched_files::{SyncListener, WatchedFiles};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

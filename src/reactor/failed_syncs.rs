@@ -102,7 +102,7 @@ impl ReactorGroup {
     /// [`ReactorGroup::have_ended`].
     pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
         self.lanes[number].awaits_syncs.store(true, Ordering::SeqCst);
-        let begun = |(other, lane): (usize, &super::lanes::Lane)| match other == number {
+        let begun = |(other, lane): (usize, &super::group::Lane)| match other == number {
             true => 0,
             false => lane.syncs_begun.load(Ordering::SeqCst),
         };

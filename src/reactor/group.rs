@@ -1,22 +1,21 @@
 //! What submitting threads and reactors have in common.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::answer::WaitingAnswers;
 use super::health::Health;
-use super::lanes::{Lane, ThreadSyncs};
 use super::latency::Latencies;
 use super::limits::{self, CHECKSUM_TURN_BYTES};
 use super::operation::Operation;
-use super::pending::Pending;
 use super::responsiveness::Responsiveness;
 use crate::base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use crate::base::sync::{Condvar, Mutex};
 use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::Cache;
 use crate::engine::Waker;
-use crate::schedule::{Elsewhere, Limits, Scheduler};
+use crate::schedule::{Class, Elsewhere, InFlight, Limits, Scheduler};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct ReactorGroup {
@@ -228,5 +227,165 @@ impl ReactorGroup {
 
     pub(crate) fn add_latencies(&self, all: &mut Latencies) {
         self.lanes.iter().for_each(|lane| all.add(&lane.latencies.lock()));
+    }
+}
+
+/// What submitting threads and other reactors need to know of one reactor.
+pub(super) struct Lane {
+    pub(super) waker: Arc<Waker>,
+    pub(super) latencies: Mutex<Latencies>,
+    /// Its syncs. All that it has in flight come back before it begins further ones.
+    pub(super) syncs_begun: AtomicU64,
+    pub(super) syncs_ended: AtomicU64,
+    /// It waits for syncs of others.
+    pub(super) awaits_syncs: AtomicBool,
+    /// It waits for changes of records to be made.
+    pub(super) awaits_records: AtomicBool,
+    /// GETs that wait or are in flight here.
+    pub(super) loads: AtomicUsize,
+    /// SETs wait here for the loads of others to end.
+    pub(super) sets_wait: AtomicBool,
+    /// What it has in the device, of GETs and of SETs: may be a little old.
+    in_flight: [(AtomicUsize, AtomicU64); 2],
+    /// Describes its engine, once it runs.
+    pub(super) engine: OnceLock<String>,
+}
+
+/// Syncs of threads that are no reactors, by number.
+#[derive(Default)]
+pub(super) struct ThreadSyncs {
+    pub(super) begun: u64,
+    pub(super) under_way: BTreeSet<u64>,
+}
+
+impl Lane {
+    pub(super) fn new(waker: Arc<Waker>) -> Self {
+        Self {
+            waker,
+            latencies: Mutex::new(Latencies::new()),
+            syncs_begun: AtomicU64::new(0),
+            syncs_ended: AtomicU64::new(0),
+            awaits_syncs: AtomicBool::new(false),
+            awaits_records: AtomicBool::new(false),
+            loads: AtomicUsize::new(0),
+            sets_wait: AtomicBool::new(false),
+            in_flight: Default::default(),
+            engine: OnceLock::new(),
+        }
+    }
+
+    /// Tells others what it has in the device.
+    pub(super) fn tell_in_flight(&self, scheduler: &Scheduler) {
+        for ((pieces, bytes), now) in self.in_flight.iter().zip(scheduler.in_flight()) {
+            pieces.store(now.pieces, Ordering::Relaxed);
+            bytes.store(now.bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds what it has told to what others have.
+    pub(super) fn add_to(&self, elsewhere: &mut Elsewhere) {
+        let told = self.in_flight.each_ref().map(|(pieces, bytes)| InFlight {
+            pieces: pieces.load(Ordering::Relaxed),
+            bytes: bytes.load(Ordering::Relaxed),
+        });
+        elsewhere.loads = elsewhere.loads.plus(told[0]);
+        elsewhere.sets = elsewhere.sets.plus(told[1]);
+        elsewhere.are_loads_present |= self.loads.load(Ordering::SeqCst) > 0;
+    }
+}
+
+/// Operations that are queued, or taken out, under one lock: some ten microseconds.
+const MOST_AT_A_TIME: usize = 256;
+
+/// A reactor takes up so many bytes at once, or one operation: small ones cost less together.
+const TAKEN_BYTES: u64 = 128 << 10;
+
+/// Operations that no reactor has taken up: loads, and SETs, in the order in which they came, by class. Whichever reactor has room
+/// for one takes it up. How many there are is read without a lock.
+#[derive(Default)]
+pub(super) struct Pending {
+    queues: Mutex<[VecDeque<Operation>; 3]>,
+    counts: [AtomicUsize; 3],
+}
+
+impl Pending {
+    pub(super) fn push(&self, operations: Vec<Operation>) {
+        let mut rest = operations.into_iter().peekable();
+        while rest.peek().is_some() {
+            let mut queues = self.queues.lock();
+            for operation in rest.by_ref().take(MOST_AT_A_TIME) {
+                queues[operation.class() as usize].push_back(operation);
+            }
+            self.note_counts(&queues);
+        }
+    }
+
+    fn note_counts(&self, queues: &[VecDeque<Operation>; 3]) {
+        let counted = self.counts.iter().zip(queues);
+        counted.for_each(|(count, queue)| count.store(queue.len(), Ordering::SeqCst));
+    }
+
+    pub(super) fn count(&self, class: Class) -> usize {
+        self.counts[class as usize].load(Ordering::SeqCst)
+    }
+
+    pub(super) fn has_loads(&self) -> bool {
+        self.count(Class::Get) > 0
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        !self.has_loads() && self.count(Class::Set) == 0
+    }
+
+    /// The next one of a class, or several small ones.
+    pub(super) fn take(&self, class: Class) -> Vec<Operation> {
+        let mut taken = Vec::new();
+        if self.count(class) == 0 {
+            return taken;
+        }
+        let mut queues = self.queues.lock();
+        let mut bytes = 0;
+        while bytes < TAKEN_BYTES
+            && let Some(operation) = queues[class as usize].pop_front()
+        {
+            bytes += operation.cost_bytes();
+            taken.push(operation);
+        }
+        self.note_counts(&queues);
+        taken
+    }
+
+    /// Some of whatever is left.
+    pub(super) fn drain_some(&self) -> Vec<Operation> {
+        let mut queues = self.queues.lock();
+        let mut taken = Vec::new();
+        for queue in queues.iter_mut() {
+            let most = queue.len().min(MOST_AT_A_TIME - taken.len());
+            taken.extend(queue.drain(..most));
+        }
+        self.note_counts(&queues);
+        taken
+    }
+
+    /// When the first load came.
+    pub(super) fn oldest_load(&self) -> Option<Instant> {
+        if !self.has_loads() {
+            return None;
+        }
+        self.queues.lock()[Class::Get as usize].front().and_then(Operation::submitted)
+    }
+
+    /// Loads that came by `latest`, some of them if they are many.
+    pub(super) fn take_late_loads(&self, latest: Instant) -> Vec<Operation> {
+        if !self.has_loads() {
+            return Vec::new();
+        }
+        let mut queues = self.queues.lock();
+        let loads = &mut queues[Class::Get as usize];
+        let is_late = |load: &Operation| load.submitted().is_some_and(|since| since <= latest);
+        let late = loads.iter().take(MOST_AT_A_TIME).take_while(|load| is_late(load)).count();
+        let late = loads.drain(..late).collect();
+        self.note_counts(&queues);
+        late
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | state | event | next state |
 //! |---|---|---|
-//! | pending | a reactor is about to begin it (`fill_lines`) | queued |
+//! | pending | a reactor is about to begin it (`fill_classes`) | queued |
 //! | queued | its first piece is granted (`start`, `begin_set`) | moving; queued again, or waiting for room, without an extent |
 //! | moving | its last piece is through, or failed (`advance`) | by [`NextStep`] |
 //! | truncating | its file has its length (`advance`) | by [`NextStep`] |
@@ -11,15 +11,17 @@
 //! | in a group | the group is durable, or has failed (`finish_group`) | answered |
 //! | answered (`answer`) | the next SET of its key goes on (`answer_set`) | |
 
-use std::mem;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
-use super::get::{ReadOutcome, answer_get, judge_read};
-use super::io_error_policy::Failure;
+use super::ReactorGroup;
+use super::io_error_policy::{DeviceState, Direction, ErrorAction, Failure};
 use super::operation::{Active, Operation, Stage};
 use super::state::Reactor;
+use crate::cache::{Finding, GetRequest, ReadHandle};
 use crate::config::Durability;
 use crate::error::StoreError;
+use crate::index::ChunkVersion;
 
 /// Extents that a SET tries which finds that they have no blocks, or no space for their file.
 const MOST_EXTENTS: u32 = 4;
@@ -230,4 +232,89 @@ impl Reactor {
             }
         }
     }
+}
+
+pub(super) enum ReadOutcome {
+    Intact,
+    Dropped,
+    /// Nothing: it is stored as before. It has come into doubt if it is named here.
+    Nothing(Option<ChunkVersion>),
+}
+
+/// Verifies the chunk and answers. Returns it if it has come into doubt.
+pub(super) fn answer_get(
+    request: GetRequest,
+    read: ReadHandle,
+    checksum: u64,
+    failure: Option<Failure>,
+    group: &ReactorGroup,
+) -> Option<ChunkVersion> {
+    let counters = &group.cache.counters;
+    let length_bytes = read.pin.length_bytes;
+    if matches!(failure, Some(Failure::Transfer(..))) {
+        counters.read_errors.add(1);
+    }
+    let outcome = judge_read(read, checksum, failure, group);
+    if matches!(outcome, ReadOutcome::Intact) {
+        counters.get_hits.add(1);
+        counters.read_bytes.add(length_bytes);
+        request.item.succeed();
+    } else {
+        counters.get_misses.add(1);
+        request.item.miss();
+    }
+    match outcome {
+        ReadOutcome::Nothing(version) => version,
+        _ => None,
+    }
+}
+
+/// Closes a chunk that was read, and drops it if it is not what was stored.
+pub(super) fn judge_read(
+    read: ReadHandle,
+    checksum: u64,
+    failure: Option<Failure>,
+    group: &ReactorGroup,
+) -> ReadOutcome {
+    match failure {
+        None => match read.finish(checksum) {
+            true => ReadOutcome::Intact,
+            false => ReadOutcome::Dropped,
+        },
+        Some(Failure::Transfer(error, action)) => judge_failed_read(read, &error, action, group),
+        Some(_) => ReadOutcome::Nothing(None),
+    }
+}
+
+/// A chunk could not be read: it is dropped if that is its own fault.
+fn judge_failed_read(
+    read: ReadHandle,
+    error: &io::Error,
+    action: ErrorAction,
+    group: &ReactorGroup,
+) -> ReadOutcome {
+    let (health, cache) = (&group.health, &group.cache);
+    let version = read.version();
+    // While the device fails, that says all there is to say.
+    let finding = version.filter(|_| {
+        action != ErrorAction::Drop && health.state(Direction::Read) != DeviceState::Fails
+    });
+    let finding = finding.map(|version| {
+        let successes = health.successes(Direction::Read);
+        cache.suspects.add(version, action == ErrorAction::Doubt, successes, Instant::now())
+    });
+    let is_dropped = action == ErrorAction::Drop || finding == Some(Finding::Unreadable);
+    cache.log_limits.reads.log(cache.config.path(), 1, || {
+        let what = if is_dropped { "dropped" } else { "a miss, and kept" };
+        format!("cannot read a chunk ({}): {error}; it is {what}", read.extent_text())
+    });
+    if !is_dropped {
+        return ReadOutcome::Nothing(version.filter(|_| finding == Some(Finding::New)));
+    }
+    if let Some(version) = version {
+        cache.suspects.remove(version.digest);
+    }
+    read.discard();
+    cache.counters.read_dropped.add(1);
+    ReadOutcome::Dropped
 }

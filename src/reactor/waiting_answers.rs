@@ -76,7 +76,7 @@ impl ReactorGroup {
             due.into_iter().for_each(|answer| answer.give(&self.cache));
             self.completions.announce();
         }
-        let waits = |lane: &&super::lanes::Lane| lane.awaits_records.load(Ordering::SeqCst);
+        let waits = |lane: &&super::group::Lane| lane.awaits_records.load(Ordering::SeqCst);
         self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
     }
 

@@ -16,9 +16,9 @@ use super::*;
 use crate::base::block::BLOCK_BYTES;
 use crate::base::buffer::{CallerBuffer, SourceBuffer};
 use crate::base::time::Clock;
-use crate::batch::backlog::{Amount, Backlog};
 use crate::batch::completion_queue::CompletionQueue;
 use crate::batch::responder::Batch;
+use crate::batch::responder::{Amount, Backlog};
 use crate::cache::{BeginOutcome, Claim, ReadHandle};
 use crate::config::{Checksum, Config, Eviction};
 use crate::engine::Waker;
@@ -122,7 +122,9 @@ impl Still {
             submitted: Instant::now(),
             share: Arc::new(share),
         };
-        let ClaimOutcome::Ready(request) = self.cache.claim(1, request) else {
+        let (digest, key) = (request.digest, Arc::clone(&request.key));
+        let ClaimOutcome::Ready(request) = self.cache.index.enter_set(digest, &key, 1, request)
+        else {
             panic!("nobody else writes");
         };
         let counters = &self.cache.counters;
