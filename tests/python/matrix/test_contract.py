@@ -53,7 +53,7 @@ def test_a_miss_leaves_its_buffer_and_a_wrong_length_is_one(store: Store) -> Non
 
 
 def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: Store) -> None:
-    """But for what is on its way: EXISTS does not know it, and a load may miss or have an older chunk."""
+    """But for what is on its way: EXISTS does not know it; a load may miss or have an older one."""
     client = store.open(lease_s=0)
     connector = client.connector
     chance = random.Random(7)
