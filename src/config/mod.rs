@@ -276,6 +276,38 @@ mod tests {
     }
 
     #[test]
+    fn unknown_option_lists_those_that_exist() {
+        let message = options(&[("capcity", OptionValue::Integer(1))]).unwrap_err().to_string();
+        assert!(
+            message.contains("'capcity'") && OPTIONS.iter().all(|spec| message.contains(spec.name)),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn wrong_values_name_value_and_range() {
+        let wrong = [
+            ("capacity", OptionValue::Integer(4096)),
+            ("capacity", OptionValue::Integer(-1)),
+            ("capacity", OptionValue::Text("many".into())),
+            ("capacity", OptionValue::Float(1.5)),
+            ("capacity", OptionValue::Float(1e30)),
+            ("capacity", OptionValue::Text("1.5".into())),
+            ("io_threads", OptionValue::Integer(0)),
+            ("io_threads", OptionValue::Boolean(true)),
+            ("layout", OptionValue::Text("tapes".into())),
+            ("checksum", OptionValue::Boolean(false)),
+            ("ttl", OptionValue::Float(f64::NAN)),
+            ("path", OptionValue::Text(String::new())),
+            ("identity", OptionValue::Text("a b".into())),
+        ];
+        for (name, value) in wrong {
+            let message = options(&[(name, value.clone())]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(&value.to_string()), "{message}");
+        }
+    }
+
+    #[test]
     fn a_tilde_is_a_home_directory() {
         let root = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(0)).unwrap().unwrap();
         let home = std::env::var_os("HOME").map_or(root.dir.clone(), PathBuf::from);
@@ -289,5 +321,11 @@ mod tests {
         let message =
             options(&[("path", text("~nobody-has-this-name/a"))]).unwrap_err().to_string();
         assert!(message.contains("'~nobody-has-this-name' is no user"), "{message}");
+    }
+
+    #[test]
+    fn required_options() {
+        let message = Config::from_options([]).unwrap_err().to_string();
+        assert!(message.contains("required and not given: 'path', 'capacity'"), "{message}");
     }
 }

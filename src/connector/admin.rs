@@ -53,35 +53,34 @@ impl Connector {
     /// Pins `keys`: a pinned chunk is neither evicted nor expires before it is unpinned or deleted, or the store is closed.
     /// Says of each key whether it is pinned now: not if it is not stored, or half of the capacity is pinned.
     pub fn pin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
-        self.ask_each(keys, |volume, keys, now_ms| volume.pin_keys(keys, now_ms))
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
     }
 
     /// Unpins keys. Says of each key whether it was pinned.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
-        self.ask_each(keys, |volume, keys, _| volume.index().unpin_keys(keys))
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
     }
 
     /// Says of each of `keys` whether it is stored now. Unlike EXISTS it leases nothing and counts no lookup.
     pub fn holds<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
-        self.ask_each(keys, |volume, keys, now_ms| volume.index().holds_keys(keys, now_ms))
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().holds_keys(keys, now_ms)))
     }
 
     /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
     /// later. Says of each key whether it is stored.
     pub fn touch<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
-        self.ask_each(keys, |volume, keys, now_ms| volume.index().touch_keys(keys, now_ms))
-    }
-
-    /// Asks each path about its keys, which it gets with the time.
-    fn ask_each<K: AsRef<str>>(
-        &self,
-        keys: &[K],
-        ask: impl Fn(&Volume, &[Hashed<'_>], u64) -> Vec<bool>,
-    ) -> Result<Vec<bool>, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
-        Ok(self.volumes.ask_each(keys, |volume, keys| ask(volume, keys, now_ms)))
+        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().touch_keys(keys, now_ms)))
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.

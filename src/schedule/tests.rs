@@ -77,6 +77,43 @@ fn what_is_given_back_is_next_again_and_loads_go_before_it() {
 }
 
 #[test]
+fn classes_overtake_in_the_middle_of_a_long_set() {
+    let mut clocked = Clocked::new(Limits {
+        set_in_flight_bytes: 1000,
+        set_in_flight_between_loads_bytes: 1000,
+        ..LIMITS
+    });
+    clocked.push(Class::Set, 1, 2500);
+    let first = clocked.grant().unwrap();
+    assert_eq!((first.id, first.offset_bytes, first.length_bytes), (1, 0, 1000));
+    assert_eq!(clocked.grant(), None, "the budget of SETs is used up");
+    clocked.push(Class::Delete, 2, 0);
+    clocked.push(Class::Get, 3, 10);
+    assert_eq!(clocked.grants(), [3, 2]);
+    clocked.scheduler.finish(first);
+    let second = clocked.grant().unwrap();
+    assert_eq!((second.id, second.offset_bytes), (1, 1000));
+}
+
+#[test]
+fn a_piece_larger_than_the_bound_still_goes_alone() {
+    let mut clocked =
+        Clocked::new(Limits { max_in_flight_bytes: 10, set_in_flight_bytes: 10, ..LIMITS });
+    clocked.push(Class::Get, 1, 900);
+    clocked.push(Class::Get, 2, 1);
+    let large = clocked.grant().unwrap();
+    assert_eq!(clocked.grant(), None);
+    clocked.scheduler.finish(large);
+    let small = clocked.grant().unwrap();
+    assert_eq!(small.id, 2);
+    clocked.scheduler.finish(small);
+    clocked.push(Class::Set, 3, 900);
+    assert_eq!(clocked.grants(), [3]);
+    clocked.push(Class::Get, 4, 900);
+    assert_eq!(clocked.grants(), [4], "alone in its class");
+}
+
+#[test]
 fn a_class_leaves_the_others_their_room() {
     let mut clocked = Clocked::new(LIMITS);
     for id in 0..9 {
@@ -97,6 +134,25 @@ fn a_class_leaves_the_others_their_room() {
 }
 
 #[test]
+fn sets_have_less_room_while_loads_wait_or_are_under_way() {
+    let mut clocked = Clocked::new(LIMITS);
+    clocked.push(Class::Get, 1, 10);
+    for id in 2..6 {
+        clocked.push(Class::Set, id, 1000);
+    }
+    let load = clocked.grant().unwrap();
+    assert_eq!(clocked.grants(), [2], "one piece beside a load");
+    // Nobody looks meanwhile: it is the end of the load that counts.
+    clocked.wait(300);
+    clocked.scheduler.finish(load);
+    assert_eq!(clocked.grants(), [3], "two soon after it");
+    clocked.wait(249);
+    assert!(clocked.grants().is_empty(), "a quarter of a second is not over");
+    clocked.wait(1);
+    assert_eq!(clocked.grants(), [4], "three long after it");
+}
+
+#[test]
 fn loads_elsewhere_count_as_loads() {
     let mut clocked = Clocked::new(LIMITS);
     for id in 1..4 {
@@ -112,6 +168,35 @@ fn loads_elsewhere_count_as_loads() {
     assert_eq!(clocked.grants(), [2]);
     clocked.wait(1);
     assert_eq!(clocked.grants(), [3]);
+}
+
+#[test]
+fn without_a_budget_for_it_a_set_waits_for_loads_but_not_between_them() {
+    let mut clocked = Clocked::new(Limits {
+        set_in_flight_between_loads_bytes: 0,
+        set_in_flight_while_loading_bytes: 999,
+        ..LIMITS
+    });
+    clocked.push(Class::Get, 1, 10);
+    clocked.push(Class::Set, 2, 1000);
+    clocked.push(Class::Set, 3, 1000);
+    let load = clocked.grant().unwrap();
+    assert_eq!(clocked.grant(), None, "although nothing of it is in flight");
+    clocked.scheduler.finish(load);
+    assert_eq!(clocked.grants(), [2], "one goes if none is in flight");
+}
+
+#[test]
+fn freeing_goes_on_while_loads_fill_the_device() {
+    let mut clocked = Clocked::new(LIMITS);
+    for id in 0..9 {
+        clocked.push(Class::Get, id, 1000);
+    }
+    for id in 9..15 {
+        clocked.push(Class::Delete, id, 0);
+    }
+    clocked.push(Class::Set, 15, 1);
+    assert_eq!(clocked.grants(), [0, 1, 2, 3, 9, 10, 11, 12, 13, 14]);
 }
 
 #[test]

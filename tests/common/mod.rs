@@ -12,6 +12,7 @@ pub(crate) mod memory;
 pub(crate) mod random;
 pub(crate) mod records;
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -100,12 +101,12 @@ impl Client {
         self.connector.close_within(drain_timeout, HANG_TIMEOUT)
     }
 
-    pub(crate) fn submit_set(&self, keys: &[String], memory: &[&Memory]) -> u64 {
+    pub(crate) fn submit_set(&self, keys: &[String], memory: &[impl Borrow<Memory>]) -> u64 {
         let (spans, keep) = lend(memory, Use::Read);
         self.connector.submit_set(keys, &spans, keep).unwrap()
     }
 
-    pub(crate) fn submit_get(&self, keys: &[String], memory: &[&Memory]) -> u64 {
+    pub(crate) fn submit_get(&self, keys: &[String], memory: &[impl Borrow<Memory>]) -> u64 {
         let (spans, keep) = lend(memory, Use::Fill);
         self.connector.submit_get(keys, &spans, keep).unwrap()
     }
@@ -146,11 +147,11 @@ impl Client {
         }
     }
 
-    pub(crate) fn set(&self, keys: &[String], memory: &[&Memory]) -> Completion {
+    pub(crate) fn set(&self, keys: &[String], memory: &[impl Borrow<Memory>]) -> Completion {
         self.wait(self.submit_set(keys, memory))
     }
 
-    pub(crate) fn get(&self, keys: &[String], memory: &[&Memory]) -> Completion {
+    pub(crate) fn get(&self, keys: &[String], memory: &[impl Borrow<Memory>]) -> Completion {
         self.wait(self.submit_get(keys, memory))
     }
 
@@ -173,6 +174,37 @@ impl Client {
         let completion = self.get(&[key.to_owned()], &[&memory]);
         assert!(completion.ok, "{}", completion.error);
         completion.results[0].then(|| memory.bytes().to_vec())
+    }
+
+    /// Stores chunks of this length, each with the bytes of its number; says which are.
+    pub(crate) fn store(&self, numbers: impl IntoIterator<Item = u64>, length: usize) -> Vec<bool> {
+        let chunk = |number| (key(number), Memory::patterned(length, 0, number));
+        let (keys, memory): (Vec<_>, Vec<_>) = numbers.into_iter().map(chunk).unzip();
+        self.set(&keys, &memory).results
+    }
+
+    /// Loads such chunks; says which are hits, which have their bytes.
+    pub(crate) fn load(&self, numbers: impl IntoIterator<Item = u64>, length: usize) -> Vec<bool> {
+        let place = |number| (number, Memory::new(length, 0));
+        let (numbers, memory): (Vec<_>, Vec<_>) = numbers.into_iter().map(place).unzip();
+        let completion = self.get(&keys(numbers.iter().copied()), &memory);
+        assert!(completion.ok, "{}", completion.error);
+        for ((number, memory), hit) in numbers.iter().zip(&memory).zip(&completion.results) {
+            assert!(!hit || memory.bytes() == pattern(length, *number), "wrong bytes: {number}");
+        }
+        completion.results
+    }
+
+    /// Stores all of these chunks.
+    pub(crate) fn fill(&self, numbers: impl IntoIterator<Item = u64>, length: usize) {
+        let stored = self.store(numbers, length);
+        assert!(stored.iter().all(|stored| *stored), "{stored:?}");
+    }
+
+    /// All of these chunks are hits.
+    pub(crate) fn assert_held(&self, numbers: impl IntoIterator<Item = u64>, length: usize) {
+        let held = self.load(numbers, length);
+        assert!(held.iter().all(|hit| *hit), "{held:?}");
     }
 
     /// Everything fits together, and no space is lost once nothing moves any more.
@@ -332,7 +364,8 @@ pub(crate) fn wait_for(waker: &Waker, timeout: Option<Duration>) {
     }
 }
 
-fn lend(memory: &[&Memory], action: Use) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
-    let (spans, loans): (_, Vec<_>) = memory.iter().map(|memory| memory.lend(action)).unzip();
+fn lend(memory: &[impl Borrow<Memory>], action: Use) -> (Vec<CallerBuffer>, kvring::KeepAlive) {
+    let (spans, loans): (_, Vec<_>) =
+        memory.iter().map(|memory| memory.borrow().lend(action)).unzip();
     (spans, Box::new(loans))
 }

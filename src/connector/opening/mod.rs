@@ -1,32 +1,29 @@
 //! How several paths become one store at open, in one direction: each is looked at and locked, all are compared, and only
 //! then any is changed. An open that is refused has changed nothing at any path.
 
+mod agreement;
 mod comparison;
 mod location;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use comparison::{PathState, check_paths, compare, missing_paths};
-
+use agreement::agree;
 pub(super) use comparison::newest_of;
+use comparison::{PathState, check_paths, compare, missing_paths};
 pub(super) use location::LockedStore;
 pub use location::format_device;
 
-use super::volume::{Unavailable, Volume, VolumeContext, Volumes, close_started};
+use super::volume::close_started;
+use super::volume::{Unavailable, Volumes};
+use super::volume::{Volume, VolumeContext};
 use crate::base::parallel::{OPENING, on_threads};
 use crate::base::sync::Mutex;
 use crate::base::sync::mpsc::{Receiver, channel};
 use crate::batch::completion_queue::CompletionQueues;
-use crate::cache::ChunkIndex;
 use crate::config::Config;
 use crate::engine::WatchedFiles;
 use crate::error::OpenError;
-use crate::format::membership::Membership;
-use crate::format::names::StoreId;
-use crate::index::Sharing;
-use crate::placement::{Placement, VolumeSet};
 use crate::reactor::{Alarm, MakeEngine, is_gone};
 
 /// The volumes of a store, all of which run.
@@ -224,53 +221,5 @@ fn is_device_error(error: &OpenError) -> bool {
         OpenError::ReadOnlyDevice { .. } => true,
         OpenError::Io { source, .. } => source.raw_os_error().is_some_and(is_gone),
         _ => false,
-    }
-}
-
-/// Brings opened paths into agreement: drops chunks that a volume does not own, and notes in all volumes which these are and how many paths are unavailable. An error
-/// comes with the position of its volume.
-fn agree(
-    opened: &mut [Volume],
-    are_outdated: &[bool],
-    unavailable: usize,
-) -> Result<(Placement, u64), (usize, OpenError)> {
-    let weight = |volume: &Volume| (volume.id, volume.shared.cache.config.capacity_bytes());
-    let placement = Placement::new(opened.iter().map(weight));
-    let newest = newest_of(opened.iter().map(|volume| volume.sharing));
-    if opened.len() == 1 && newest.is_none() {
-        return Ok((placement, 0));
-    }
-    drop_misplaced(opened, are_outdated, &placement);
-    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
-    let epoch = newest.map_or(0, |newest| newest.epoch);
-    let set = Membership::new(epoch, unavailable, ids.iter().copied());
-    if opened.iter().all(|volume| volume.sharing == Sharing::With(set)) {
-        return Ok((placement, epoch));
-    }
-    let set = Membership::new(epoch + 1, unavailable, ids);
-    let change = |change: &dyn Fn(&ChunkIndex) -> io::Result<()>| {
-        opened.iter().enumerate().try_for_each(|(position, volume)| {
-            let error = OpenError::io("write the index of", volume.path());
-            change(volume.index()).map_err(|source| (position, error(source)))
-        })
-    };
-    // What was dropped is not to come back once the set is noted.
-    change(&ChunkIndex::sync)?;
-    change(&|index| index.write_membership(&set))?;
-    Ok((placement, epoch + 1))
-}
-
-fn drop_misplaced(opened: &mut [Volume], are_outdated: &[bool], placement: &Placement) {
-    let live = VolumeSet::first(opened.len());
-    for (number, (volume, is_outdated)) in opened.iter_mut().zip(are_outdated).enumerate() {
-        if *is_outdated {
-            log::warn!(
-                "{} was away while the other paths went on: its chunks may be stale, so it starts empty",
-                volume.path().display()
-            );
-        }
-        let keeps_all = volume.shared.cache.config.keeps_misplaced;
-        let stays = |digest| keeps_all || placement.volume_of(digest, live) == number;
-        volume.drop_not_owned(*is_outdated, stays);
     }
 }

@@ -2,6 +2,26 @@
 
 use super::*;
 
+#[test]
+fn a_set_that_has_waited_long_enough_goes_ahead_of_few_loads_one_piece_at_a_time() {
+    let mut clocked = Clocked::new(Limits { set_in_flight_while_loading_bytes: 0, ..LIMITS });
+    clocked.push(Class::Set, 1, 1500);
+    for id in 2..5 {
+        clocked.push(Class::Get, id, 10);
+    }
+    let load = clocked.grant().unwrap();
+    assert_eq!(load.id, 2);
+    clocked.wait(99);
+    assert_eq!(clocked.grant().unwrap().id, 3);
+    clocked.push(Class::Set, 5, 10);
+    clocked.wait(1);
+    let piece = clocked.grant().unwrap();
+    assert_eq!((piece.id, piece.offset_bytes), (1, 0));
+    assert_eq!(clocked.grants(), [4], "the second piece waits for the first");
+    clocked.scheduler.finish(piece);
+    assert_eq!(clocked.grants(), [1]);
+}
+
 /// However many loads there are: an eighth of the bytes in the device.
 #[test]
 fn sets_that_are_due_have_an_eighth_of_what_is_in_the_device() {

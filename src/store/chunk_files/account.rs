@@ -83,9 +83,14 @@ impl Account {
         Self { unit_bytes, directories, ..Self::default() }
     }
 
+    /// Notes a number that is not to be given out next.
+    pub(super) fn note_taken(&mut self, number: u32) {
+        self.next_number = self.next_number.max(number.wrapping_add(1));
+    }
+
     /// Notes a file that was found. False if another one has its number.
     pub(super) fn note_found(&mut self, digest: Digest, number: u32) -> bool {
-        self.next_number = self.next_number.max(number.wrapping_add(1));
+        self.note_taken(number);
         match self.files.contains_key(&number) {
             true => false,
             false => self.files.insert(number, digest).is_none(),

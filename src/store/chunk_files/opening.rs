@@ -30,9 +30,14 @@ pub(super) fn scan(
     (space, removals): (&SpaceAccount, &Removals),
 ) -> io::Result<()> {
     let is_open_to_others = directory.is_open_to_others();
-    for entry in directory.entries()?.into_iter().filter(|entry| entry.is_file) {
+    for entry in directory.entries()? {
         let name = OsStr::from_bytes(entry.name.to_bytes());
         let Some((digest, file)) = parse_file_name(number, name) else { continue };
+        if !entry.is_file {
+            // No file can be made of this name.
+            account.note_taken(file);
+            continue;
+        }
         if is_open_to_others {
             directory.make_file_private(&entry.name);
         }

@@ -8,9 +8,9 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::faults::{Fault, FaultEngine, Script};
+use common::faults::{Fault, failing, scripted_on};
 use common::{Client, MIB, Memory, config_of, eventually, key, logged};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -22,19 +22,8 @@ fn only_a_path_s_own_errors_take_it_out() {
     let root = tempfile::tempdir().unwrap();
     let paths = [root.path().join("disk0"), root.path().join("disk1")];
     let fails = Arc::new(AtomicBool::new(false));
-    let (is_failing, engines) = (Arc::clone(&fails), AtomicU64::new(0));
-    let make_engine = move |queue_depth, waker| {
-        let is_second = engines.fetch_add(1, Ordering::SeqCst) == 1;
-        let fails = Arc::clone(&is_failing);
-        let script: Script = Box::new(move |_, _, _| match fails.load(Ordering::SeqCst) {
-            true if is_second => Fault::Errno(libc::ENODEV),
-            _ => Fault::None,
-        });
-        FaultEngine::new(queue_depth, waker, script, Arc::default())
-    };
-    let mut config = config_of(&paths, 64 * MIB);
-    config.io_threads = Some(1);
-    let client = Client::over(config, make_engine);
+    let engines = scripted_on(1, failing(Fault::Errno(libc::ENODEV), &fails));
+    let client = Client::over(config_of(&paths, 64 * MIB), engines);
     let memory = Memory::patterned(LENGTH, 0, 1);
     let store = |numbers: std::ops::Range<u64>| {
         numbers.filter(|number| client.set_one(&key(*number), &memory)).count()

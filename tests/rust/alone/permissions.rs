@@ -40,18 +40,6 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn store_some(client: &Client) {
-    for number in 0..20 {
-        assert!(client.set_one(&key(number), &Memory::patterned(5000, 0, number)));
-    }
-}
-
-fn assert_held(client: &Client) {
-    for number in 0..20 {
-        assert!(client.get_one(&key(number), 5000) == Some(pattern(5000, number)), "{number}");
-    }
-}
-
 #[test]
 fn nobody_else_may_read_a_store() {
     let _alone = alone();
@@ -60,12 +48,12 @@ fn nobody_else_may_read_a_store() {
         let store = parent.path().join("store");
         let before = umask(Mode::from_bits_truncate(mask));
         let client = Client::open(&store, CAPACITY);
-        store_some(&client);
+        client.fill(0..20, 5000);
         umask(before);
         assert_private(&store, &format!("umask {mask:o}"));
         client.connector.close();
         let client = Client::open(&store, CAPACITY);
-        assert_held(&client);
+        client.assert_held(0..20, 5000);
         client.connector.close();
         // As an older version left it.
         for path in all(&store) {
@@ -74,14 +62,14 @@ fn nobody_else_may_read_a_store() {
         }
         let client = Client::open(&store, CAPACITY);
         assert_private(&store, "tightened");
-        assert_held(&client);
+        client.assert_held(0..20, 5000);
     }
     // A directory that holds more than the store is not taken from others.
     let shared = tempfile::tempdir().unwrap();
     fs::write(shared.path().join("notes.txt"), "of somebody").unwrap();
     fs::set_permissions(shared.path(), Permissions::from_mode(0o755)).unwrap();
     let client = Client::open(shared.path(), CAPACITY);
-    store_some(&client);
+    client.fill(0..20, 5000);
     assert_eq!(shared.path().metadata().unwrap().permissions().mode() & 0o777, 0o755);
     let names = if layout() == Layout::Extents { "data-00000.kvring" } else { "chunks" };
     assert_private(&shared.path().join(names), "in a shared directory");
@@ -136,8 +124,8 @@ fn a_damaged_index_is_still_started_anew() {
         damage(&mut bytes);
         fs::write(&index, bytes).unwrap();
         let client = Client::open(directory.path(), CAPACITY);
-        store_some(&client);
-        assert_held(&client);
+        client.fill(0..20, 5000);
+        client.assert_held(0..20, 5000);
     }
 }
 
@@ -171,7 +159,7 @@ fn files_of_another_user_are_refused() {
             Client::with(config)
         };
         let client = open();
-        store_some(&client);
+        client.fill(0..20, 5000);
         client.connector.close();
         let is_opened_at_once = |path: &PathBuf| {
             path.is_file()
@@ -188,7 +176,7 @@ fn files_of_another_user_are_refused() {
                 file.display()
             );
         }
-        assert_held(&open());
+        open().assert_held(0..20, 5000);
     }
 }
 
@@ -203,7 +191,7 @@ fn a_chunk_file_of_another_user_is_not_read() {
     let directory = tempfile::tempdir().unwrap();
     let config = Config { layout: Layout::Files, ..config(directory.path(), CAPACITY) };
     let client = Client::with(config);
-    store_some(&client);
+    client.fill(0..20, 5000);
     let (file, _) = common::chunks::place(directory.path(), &key(7));
     given_away(&file, || assert_eq!(client.get_one(&key(7), 5000), None));
     assert!(client.get_one(&key(8), 5000) == Some(pattern(5000, 8)));

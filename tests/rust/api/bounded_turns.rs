@@ -128,7 +128,7 @@ fn late_loads_are_answered_in_turns() {
     let memory: Vec<Memory> = keys.iter().map(|_| Memory::new(LENGTH, 0)).collect();
     held.hold(Action::Read);
     let most = watch.most_in_a_turn(Arc::clone(&client), "get_late", || {
-        let gets = client.submit_get(&keys, &memory.iter().collect::<Vec<_>>());
+        let gets = client.submit_get(&keys, &memory);
         // All but one that has begun in time.
         eventually("the misses", || client.counter("get_late") >= GETS - 1);
         held.release();

@@ -36,7 +36,7 @@ fn any_length_at_any_address() {
         .zip(0..)
         .map(|((length, shift), seed)| Memory::patterned(*length, *shift, seed))
         .collect();
-    let completion = client.set(&keys, &stored.iter().collect::<Vec<_>>());
+    let completion = client.set(&keys, &stored);
     assert!(
         completion.ok && completion.results.iter().all(|stored| *stored),
         "{}",
@@ -46,7 +46,7 @@ fn any_length_at_any_address() {
     // Loaded to other alignments than they were stored from.
     let loaded: Vec<Memory> =
         all.iter().map(|(length, shift)| Memory::new(*length, (shift + 1) % BLOCK)).collect();
-    let completion = client.get(&keys, &loaded.iter().collect::<Vec<_>>());
+    let completion = client.get(&keys, &loaded);
     assert!(completion.ok && completion.results.iter().all(|hit| *hit));
     for (stored, loaded) in stored.iter().zip(&loaded) {
         assert!(stored.bytes() == loaded.bytes());
@@ -88,7 +88,8 @@ fn misses_leave_their_buffers_alone() {
 #[test]
 fn empty_batches_and_wrong_arguments() {
     let (_directory, client) = open();
-    for id in [client.submit_set(&[], &[]), client.submit_get(&[], &[])] {
+    let none: [Memory; 0] = [];
+    for id in [client.submit_set(&[], &none), client.submit_get(&[], &none)] {
         let completion = client.wait(id);
         assert!(completion.ok && completion.results.is_empty());
     }
@@ -119,10 +120,17 @@ fn storing_again() {
     let first = Memory::patterned(100_000, 0, 1);
     assert!(client.set_one("k", &first) && client.set_one("k", &first));
     assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (1, 1));
-    // In several pieces, of which the first one tells.
-    let long = Memory::patterned(600_000, 0, 4);
+    // In several pieces, of which the first one tells; it is compared in turns, the last one shorter, to its last byte.
+    let mut bytes = pattern((5 * MIB + 77) as usize, 4);
+    let long = Memory::new(bytes.len(), 0);
+    long.fill(&bytes);
     assert!(client.set_one("long", &long) && client.set_one("long", &long));
     assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (2, 2));
+    *bytes.last_mut().unwrap() ^= 1;
+    long.fill(&bytes);
+    assert!(client.set_one("long", &long));
+    assert_eq!(client.counter("set_unchanged"), 2);
+    assert_eq!(client.get_one("long", bytes.len()).unwrap(), bytes);
     assert_eq!(client.delete(&["long".to_owned()]), [true]);
     assert!(client.set_one("k", &Memory::patterned(100_000, 0, 2)));
     assert_eq!(client.get_one("k", 100_000).unwrap(), pattern(100_000, 2));

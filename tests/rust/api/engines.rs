@@ -75,9 +75,9 @@ fn an_engine_gets_half_of_what_it_can_do_as_loads_and_half_as_stores() {
     let client = Client::over(config, make_engine);
     let keys: Vec<String> = (0..64).map(key).collect();
     let stored: Vec<Memory> = (0..64).map(|seed| Memory::patterned(20_000, 0, seed)).collect();
-    assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &stored).ok);
     let loaded: Vec<Memory> = (0..64).map(|_| Memory::new(20_000, 0)).collect();
-    assert_eq!(client.get(&keys, &loaded.iter().collect::<Vec<_>>()).results, [true; 64]);
+    assert_eq!(client.get(&keys, &loaded).results, [true; 64]);
     assert!((0..64).all(|seed| loaded[seed].bytes() == pattern(20_000, seed as u64)));
     assert_eq!(most.as_ref().each_ref().map(|most| most.load(Ordering::SeqCst)), [EACH; 2]);
 }

@@ -162,7 +162,7 @@ fn a_path_that_fails_takes_its_keys_along() {
     fails.store(true, Ordering::SeqCst);
     eventually("the path to go", || {
         let memory: Vec<Memory> = keys.iter().map(|_| Memory::new(5000, 0)).collect();
-        client.get(&keys, &memory.iter().collect::<Vec<_>>());
+        client.get(&keys, &memory);
         client.connector.stats().paths.iter().any(|path| !path.in_use)
     });
     books.catch_up(&client.connector);

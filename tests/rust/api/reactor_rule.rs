@@ -96,7 +96,7 @@ fn burst() -> Vec<Memory> {
 
 fn load(client: &Client, memory: &[Memory]) -> u64 {
     let keys: Vec<String> = memory.iter().map(|_| key(0)).collect();
-    client.submit_get(&keys, &memory.iter().collect::<Vec<_>>())
+    client.submit_get(&keys, memory)
 }
 
 #[test]

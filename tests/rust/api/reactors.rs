@@ -30,12 +30,9 @@ fn work(client: &Client) {
         (0..2).map(|version| (0..COUNT).map(|number| memory(number, version)).collect()).collect();
     let loaded: Vec<Memory> =
         (0..COUNT).map(|number| Memory::new(memory(number, 0).bytes().len(), 0)).collect();
-    let sets: Vec<u64> = versions
-        .iter()
-        .map(|memory| client.submit_set(&keys, &memory.iter().collect::<Vec<_>>()))
-        .collect();
+    let sets: Vec<u64> = versions.iter().map(|memory| client.submit_set(&keys, memory)).collect();
     // A load behind SETs without an answer has one of their chunks, or none.
-    let get = client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+    let get = client.submit_get(&keys, &loaded);
     let removed: Vec<String> = keys.iter().step_by(3).cloned().collect();
     let delete = client.connector.submit_delete(&removed).unwrap();
     for set in sets {
@@ -108,7 +105,7 @@ fn a_close_in_the_middle_of_a_burst_answers_everything() {
     for pause_us in (0..30).map(|round| 100 * round) {
         let client = Client::from(Connector::open(configured(directory.path())).unwrap());
         assert!(client.set(&keys[..8], &[&stored; 8]).ok);
-        client.submit_get(&keys, &loaded.iter().collect::<Vec<_>>());
+        client.submit_get(&keys, &loaded);
         std::thread::sleep(Duration::from_micros(pause_us));
         assert!(client.close_after(Duration::ZERO).clean);
         assert_eq!(client.connector.stats().in_flight, 0, "after {pause_us} us");

@@ -88,12 +88,12 @@ fn memory_is_unregistered_while_loads_are_in_flight() {
     let client = Client::open(directory.path(), 64 * MIB);
     let chunks: Vec<_> = (0..8).map(|seed| Memory::patterned(LENGTH, 0, seed)).collect();
     let keys: Vec<_> = (0..8).map(key).collect();
-    assert!(client.set(&keys, &chunks.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &chunks).ok);
     for _ in 0..50 {
         let memory: Vec<_> = keys.iter().map(|_| Memory::new(LENGTH, 0)).collect();
         let handles: Vec<_> =
             memory.iter().map(|memory| register(&client.connector, memory, 0..LENGTH)).collect();
-        let loads = client.submit_get(&keys, &memory.iter().collect::<Vec<_>>());
+        let loads = client.submit_get(&keys, &memory);
         drop(handles);
         assert_eq!(client.wait(loads).results, [true; 8]);
         for (loaded, stored) in memory.iter().zip(&chunks) {

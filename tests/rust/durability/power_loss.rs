@@ -1,5 +1,5 @@
 //! Power loss on a simulated disk that keeps nothing but what was synced: each case is one that the crash simulator
-//! (tests/harness/crash.rs) meets by chance.
+//! (tests/harness/crashes.rs) meets by chance.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn chunks() -> (Vec<String>, Vec<Memory>) {
 
 fn store(client: &Client) {
     let (keys, memory) = chunks();
-    assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &memory).ok);
 }
 
 fn intact(client: &Client) -> u64 {
@@ -300,7 +300,7 @@ fn power_loss_while_a_kill_is_cleaned_up_leaves_one_of_two_records() {
         let keys: Vec<String> = (0..REPLACED).map(key).collect();
         let memory: Vec<Memory> =
             (0..REPLACED).map(|number| Memory::patterned(LENGTH, 0, 1000 + number)).collect();
-        assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+        assert!(client.set(&keys, &memory).ok);
         let machine = machine.crash(Crash::Kill, client);
         machine.disk.arm(power_loss_at, Crash::PowerLoss);
         let client = machine.open(Durability::Persistent);
@@ -349,11 +349,11 @@ fn a_record_that_came_back_does_not_vouch_for_its_bytes() {
     drop(client);
     let client = machine.open(Durability::Persistent);
     let (keys, memory) = chunks();
-    assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &memory).ok);
     let machine = machine.crash(Crash::PowerLossKeepingNothing, client);
     let client = machine.open(Durability::Persistent);
     assert_eq!(intact(&client), CHUNKS);
     // What was read and matched is believed.
-    assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &memory).ok);
     assert_eq!(client.counter("set_unchanged"), CHUNKS);
 }

@@ -1,8 +1,7 @@
 //! Sectors of the index that cannot be read: what they held is missed, and everything else goes on.
 //!
-//! Records used to be read through the mapped file with nothing to catch what that raises: one bad sector under the
-//! index was a SIGBUS, and so the end of the inference server. Here the file is cut short below the mapping, which
-//! raises the very same; tests/python/test_bad_sectors.py has sectors that really return EIO.
+//! Records are read through the mapped file, where a bad sector raises SIGBUS. Here the file is cut short below the mapping, which raises
+//! the very same.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

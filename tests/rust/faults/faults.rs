@@ -127,9 +127,9 @@ fn the_device_comes_before_the_processor() {
     assert!(asked.set(Arc::downgrade(&client)).is_ok());
     let stored: Vec<Memory> = (0..3).map(|number| Memory::patterned(LENGTH, 0, number)).collect();
     let keys = keys(0..3);
-    assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &stored).ok);
     let read: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
-    assert_eq!(client.get(&keys, &read.iter().collect::<Vec<_>>()).results, [true; 3]);
+    assert_eq!(client.get(&keys, &read).results, [true; 3]);
     assert!(read.iter().zip(&stored).all(|(read, stored)| read.bytes() == stored.bytes()));
     let hits = hits_at_reads.lock();
     assert_eq!((hits[0], hits[1]), (0, 0), "the first one was answered before the second began");
@@ -314,7 +314,7 @@ fn many_failures_have_few_lines_that_add_up() {
         match failing {
             Action::Read => {
                 let blocks: Vec<Memory> = keys.iter().map(|_| Memory::new(4096, 0)).collect();
-                let found = client.get(&keys, &blocks.iter().collect::<Vec<_>>()).results;
+                let found = client.get(&keys, &blocks).results;
                 assert_eq!(found, vec![false; keys.len()]);
                 // Before those in doubt are read in idle moments.
                 fails.store(false, Ordering::SeqCst);

@@ -209,7 +209,7 @@ fn closing_in_the_middle_leaves_only_whole_chunks() {
         let keys: Vec<String> = (0..20).map(key).collect();
         let memory: Vec<Memory> =
             (0..20).map(|seed| Memory::patterned(70_001 + 1000 * seed as usize, 0, seed)).collect();
-        let set = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        let set = client.submit_set(&keys, &memory);
         eventually("it is under way", || stuck.load(Ordering::SeqCst));
         let closing = std::thread::scope(|scope| {
             let closing = scope.spawn(|| client.close_after(Duration::ZERO));

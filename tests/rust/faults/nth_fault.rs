@@ -34,7 +34,7 @@ fn run(durability: Durability, fault: Fault, position: u64) -> u64 {
     // A transfer is continued, or tried again; a sync is not.
     let goes_on = durability == Durability::BestEffort
         && matches!(fault, Fault::Short(_) | Fault::Errno(libc::EINTR | libc::EAGAIN));
-    let stored = client.set(&keys, &first.iter().collect::<Vec<_>>());
+    let stored = client.set(&keys, &first);
     let replaced = client.set(&keys[1..3], &[&again[0], &again[1]]);
     for completion in [&stored, &replaced] {
         let all = completion.results.iter().all(|stored| *stored);

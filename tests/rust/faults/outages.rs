@@ -53,22 +53,6 @@ fn open_failing(path: &Path, fails: fn(Action) -> bool, errno: &Errno) -> Client
     Client::over(config(path, CAPACITY), scripted(script(fails, errno)))
 }
 
-fn store(client: &Client, numbers: impl IntoIterator<Item = u64> + Clone) -> Vec<bool> {
-    let chunks: Vec<Memory> =
-        numbers.clone().into_iter().map(|number| Memory::patterned(LENGTH, 0, number)).collect();
-    client.set(&keys(numbers), &chunks.iter().collect::<Vec<_>>()).results
-}
-
-/// Which chunks are hits; their bytes are right.
-fn load(client: &Client, numbers: impl IntoIterator<Item = u64> + Clone) -> Vec<bool> {
-    let read: Vec<Memory> = numbers.clone().into_iter().map(|_| Memory::new(LENGTH, 0)).collect();
-    let results = client.get(&keys(numbers.clone()), &read.iter().collect::<Vec<_>>()).results;
-    for ((number, hit), read) in numbers.into_iter().zip(&results).zip(&read) {
-        assert!(!hit || read.bytes() == crate::common::pattern(LENGTH, number), "key {number}");
-    }
-    results
-}
-
 fn all(hit: bool) -> Vec<bool> {
     vec![hit; KEYS as usize]
 }
@@ -82,19 +66,23 @@ fn after_an_outage_of_reads_every_key_is_a_hit_again() {
         let directory = tempfile::tempdir().unwrap();
         let fails = Errno::default();
         let client = open_failing(directory.path(), reads, &fails);
-        assert_eq!(store(&client, 0..KEYS), all(true));
+        assert_eq!(client.store(0..KEYS, LENGTH), all(true));
         for outage in 0..3 {
             fails.store(errno, Ordering::SeqCst);
             for number in 20 * outage..20 * outage + 10 {
-                assert_eq!(load(&client, [number]), [false]);
+                assert_eq!(client.load([number], LENGTH), [false]);
                 std::thread::sleep(Duration::from_millis(15));
             }
             for _ in 0..2 {
-                assert_eq!(load(&client, 0..KEYS), all(false));
+                assert_eq!(client.load(0..KEYS, LENGTH), all(false));
                 std::thread::sleep(Duration::from_millis(300));
             }
             fails.store(0, Ordering::SeqCst);
-            assert_eq!(load(&client, 0..KEYS), all(true), "after an outage with errno {errno}");
+            assert_eq!(
+                client.load(0..KEYS, LENGTH),
+                all(true),
+                "after an outage with errno {errno}"
+            );
         }
         assert_eq!(client.exists(&keys(0..KEYS)), all(true));
         assert_eq!(client.counter("read_dropped"), 0);
@@ -108,14 +96,14 @@ fn an_outage_of_which_only_few_reads_tell_drops_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let fails = Errno::default();
     let client = open_failing(directory.path(), reads, &fails);
-    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
     for number in 0..KEYS / 3 {
         fails.store(libc::EIO, Ordering::SeqCst);
-        assert_eq!(load(&client, [3 * number, 3 * number + 1]), [false; 2]);
+        assert_eq!(client.load([3 * number, 3 * number + 1], LENGTH), [false; 2]);
         fails.store(0, Ordering::SeqCst);
-        assert_eq!(load(&client, [3 * number + 2, 3 * number, 3 * number + 1]), [true; 3]);
+        assert_eq!(client.load([3 * number + 2, 3 * number, 3 * number + 1], LENGTH), [true; 3]);
     }
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
     assert_eq!(client.counter("read_dropped"), 0);
 }
 
@@ -123,7 +111,7 @@ fn an_outage_of_which_only_few_reads_tell_drops_nothing() {
 fn killed(path: &Path) -> tempfile::TempDir {
     let left = tempfile::tempdir().unwrap();
     let client = Client::open(path, CAPACITY);
-    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
     copy_all(path, left.path());
     left
 }
@@ -136,7 +124,7 @@ fn verification_drops_nothing_in_an_outage_and_is_not_done_before_it_has_read_al
     let client = open_failing(left.path(), reads, &fails);
     assert_eq!(client.connector.recovery().to_verify, KEYS);
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(load(&client, 0..KEYS), all(false));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(false));
     assert_eq!(client.counter("verified_after_crash"), 0);
     // Nothing of it is noted as verified.
     client.connector.close();
@@ -146,7 +134,7 @@ fn verification_drops_nothing_in_an_outage_and_is_not_done_before_it_has_read_al
     std::thread::sleep(Duration::from_millis(500));
     fails.store(0, Ordering::SeqCst);
     eventually("all are verified", || client.counter("verified_after_crash") == KEYS);
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
     client.connector.close();
     drop(client);
     assert_eq!(Client::open(left.path(), CAPACITY).connector.recovery().to_verify, 0);
@@ -166,18 +154,18 @@ fn a_bad_sector_is_dropped_once_the_device_has_read_others() {
     let client = with_a_bad_chunk(directory.path());
     let bad = Memory::patterned(3 * 4096, 0, 1);
     assert!(client.set_one("bad", &bad));
-    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
     for _ in 0..3 {
         assert_eq!(client.get_one("bad", 3 * 4096), None);
         std::thread::sleep(Duration::from_millis(150));
     }
     assert_eq!(client.counter("read_dropped"), 0, "it may be the whole device");
     // In an idle moment, nobody asks for it.
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
     eventually("it is dropped", || client.counter("read_dropped") == 1);
     assert_eq!(client.exists(&["bad".to_owned()]), [false]);
     assert_eq!(client.counter("read_errors"), 3);
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
     client.assert_consistent();
 }
 
@@ -187,14 +175,14 @@ fn the_bytes_of_a_chunk_in_doubt_are_stored_anew() {
     let directory = tempfile::tempdir().unwrap();
     let fails = Errno::default();
     let client = open_failing(directory.path(), reads, &fails);
-    assert_eq!(store(&client, [1]), [true]);
+    assert_eq!(client.store([1], LENGTH), [true]);
     fails.store(libc::EIO, Ordering::SeqCst);
-    assert_eq!(load(&client, [1]), [false]);
-    assert_eq!(store(&client, [1]), [true]);
+    assert_eq!(client.load([1], LENGTH), [false]);
+    assert_eq!(client.store([1], LENGTH), [true]);
     assert_eq!((client.counter("set_stored"), client.counter("set_unchanged")), (2, 0));
     fails.store(0, Ordering::SeqCst);
-    assert_eq!(load(&client, [1]), [true]);
-    assert_eq!(store(&client, [1]), [true]);
+    assert_eq!(client.load([1], LENGTH), [true]);
+    assert_eq!(client.store([1], LENGTH), [true]);
     assert_eq!(client.counter("set_unchanged"), 1);
 }
 
@@ -206,18 +194,18 @@ fn space_that_could_not_be_written_in_an_outage_comes_back() {
     let directory = tempfile::tempdir().unwrap();
     let fails = Errno::default();
     let client = open_failing(directory.path(), writes, &fails);
-    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
     fails.store(libc::EIO, Ordering::SeqCst);
     for number in 1000..1000 + KEYS {
-        assert_eq!(store(&client, [number]), [false]);
+        assert_eq!(client.store([number], LENGTH), [false]);
     }
     fails.store(0, Ordering::SeqCst);
     for _ in 0..2 {
-        assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
+        assert_eq!(client.store(1000..1000 + KEYS, LENGTH), all(true));
         client.delete(&keys(1000..1000 + KEYS));
         client.assert_consistent();
     }
-    assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
+    assert_eq!(client.store(1000..1000 + KEYS, LENGTH), all(true));
     let chunks = list_chunks(directory.path(), None).unwrap().map(Result::unwrap);
     let last = chunks.map(|chunk| chunk.offset_bytes).max().unwrap();
     // Places that were written once are given out first: there is no hole between them.
@@ -234,14 +222,14 @@ fn on_two_paths(paths: &[PathBuf], layout: Layout, second: Script) -> Client {
 fn reason_after_sets(client: &Client) -> String {
     let hangs = Instant::now() + Duration::from_secs(120);
     for number in (0..400_000).step_by(10) {
-        store(client, number..number + 10);
+        client.store(number..number + 10, LENGTH);
         // Of another length.
         let longer = Memory::patterned(LONGER, 0, number);
         let names: Vec<String> = (number..number + 10).map(|number| key(number) + "@").collect();
         client.set(&names, &[&longer; 10]);
         let path = client.connector.stats().paths[1].clone();
         if !path.in_use {
-            assert_eq!(store(client, 0..KEYS), all(true), "the other one takes them");
+            assert_eq!(client.store(0..KEYS, LENGTH), all(true), "the other one takes them");
             return path.reason;
         }
         assert!(Instant::now() < hangs, "{:?}", client.connector.stats().paths);
@@ -274,7 +262,7 @@ fn a_data_file_without_blocks_fails_sets_and_not_its_path() {
         let directory = tempfile::tempdir().unwrap();
         let fails = Errno::default();
         let client = open_failing(directory.path(), writes, &fails);
-        assert_eq!(store(&client, 0..KEYS), all(true));
+        assert_eq!(client.store(0..KEYS, LENGTH), all(true));
         fails.store(errno, Ordering::SeqCst);
         for number in 1000..1000 + KEYS {
             let completion = client.set(&[key(number)], &[&Memory::patterned(LENGTH, 0, number)]);
@@ -284,10 +272,10 @@ fn a_data_file_without_blocks_fails_sets_and_not_its_path() {
         let path = client.connector.stats().paths[0].clone();
         assert_eq!((path.in_use, path.reason.as_str()), (true, ""));
         assert_eq!((client.counter("write_errors"), client.counter("store_full")), (0, KEYS));
-        assert_eq!(load(&client, 0..KEYS), all(true));
+        assert_eq!(client.load(0..KEYS, LENGTH), all(true));
         fails.store(0, Ordering::SeqCst);
-        assert_eq!(store(&client, 1000..1000 + KEYS), all(true));
-        assert_eq!(load(&client, 0..KEYS), all(true));
+        assert_eq!(client.store(1000..1000 + KEYS, LENGTH), all(true));
+        assert_eq!(client.load(0..KEYS, LENGTH), all(true));
         client.assert_consistent();
     }
 }
@@ -305,8 +293,8 @@ fn a_chunk_whose_place_has_no_blocks_is_stored_all_the_same() {
         _ => Fault::None,
     });
     let client = Client::over(config(directory.path(), CAPACITY), engine);
-    assert_eq!(store(&client, 0..KEYS), all(true));
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
     client.assert_consistent();
 }
 
@@ -343,18 +331,18 @@ fn a_lone_path_that_fails_has_its_reason_until_it_works_again() {
     let numbers = AtomicU64::new(0);
     let next = || numbers.fetch_add(1, Ordering::SeqCst);
     eventually("it has a reason", || {
-        assert_eq!(store(&client, [next()]), [false]);
+        assert_eq!(client.store([next()], LENGTH), [false]);
         !path().reason.is_empty()
     });
     assert!(path().in_use);
     fails.store(0, Ordering::SeqCst);
     eventually("it has none any more", || {
-        assert_eq!(store(&client, [next()]), [true]);
+        assert_eq!(client.store([next()], LENGTH), [true]);
         path().reason.is_empty()
     });
     fails.store(libc::EIO, Ordering::SeqCst);
     eventually("it has one again", || {
-        assert_eq!(store(&client, [next()]), [false]);
+        assert_eq!(client.store([next()], LENGTH), [false]);
         !path().reason.is_empty()
     });
 }
@@ -364,7 +352,7 @@ fn a_lone_path_that_fails_has_its_reason_until_it_works_again() {
 fn bad_files_never_take_a_path_out() {
     let (_root, paths) = new_paths(2);
     let client = Client::with(Config { layout: Layout::Files, ..config_of(&paths, CAPACITY) });
-    assert_eq!(store(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
     let chunks = paths.iter().flat_map(|path| {
         let file_of = |chunk: kvring::StoredChunk| (chunk.key, path.join(chunk.file));
         list_chunks(path, None).unwrap().map(move |chunk| file_of(chunk.unwrap()))
@@ -376,15 +364,15 @@ fn bad_files_never_take_a_path_out() {
         if number < 20 {
             drop(UnixListener::bind(file).unwrap());
         }
-        assert_eq!(load(&client, [number]), [false]);
+        assert_eq!(client.load([number], LENGTH), [false]);
         std::thread::sleep(Duration::from_millis(20));
     }
     let expected: Vec<bool> = (0..KEYS).map(|number| number >= 40).collect();
     assert_eq!(client.exists(&keys(0..KEYS)), expected);
-    assert_eq!(load(&client, 0..KEYS), expected);
+    assert_eq!(client.load(0..KEYS, LENGTH), expected);
     let stats = client.connector.stats();
     assert!(stats.paths.iter().all(|path| path.in_use && path.reason.is_empty()));
     assert_eq!(client.counter("read_dropped"), 40);
-    assert_eq!(store(&client, 0..KEYS), all(true));
-    assert_eq!(load(&client, 0..KEYS), all(true));
+    assert_eq!(client.store(0..KEYS, LENGTH), all(true));
+    assert_eq!(client.load(0..KEYS, LENGTH), all(true));
 }

@@ -53,11 +53,11 @@ fn neighbours_of_what_cannot_be_read_are_no_misses() {
         let (reads, script) = failing_at_first(Action::Read, BAD_LENGTH, all_fail);
         let client = faulty(directory.path(), script);
         let (keys, stored) = chunks_of_many_lengths();
-        assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+        assert!(client.set(&keys, &stored).ok);
         let read: Vec<Memory> =
             stored.iter().map(|stored| Memory::new(stored.bytes().len(), 0)).collect();
         let began = Instant::now();
-        let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
+        let completion = client.get(&keys, &read);
         let attempts = reads.load(Ordering::SeqCst);
         let verified = if began.elapsed() < FIRST_VERIFIED { 0 } else { MOST_VERIFIED };
         let expected: Vec<bool> =
@@ -90,10 +90,10 @@ fn who_waits_for_a_slow_failure_has_no_second_attempt() {
         }
     });
     let (keys, stored) = chunks_of_many_lengths();
-    assert!(client.set(&keys, &stored.iter().collect::<Vec<_>>()).ok);
+    assert!(client.set(&keys, &stored).ok);
     let read: Vec<Memory> =
         stored.iter().map(|stored| Memory::new(stored.bytes().len(), 0)).collect();
-    let completion = client.get(&keys, &read.iter().collect::<Vec<_>>());
+    let completion = client.get(&keys, &read);
     assert_eq!(completion.results, [false; COUNT as usize]);
     let attempts = reads.load(Ordering::SeqCst);
     assert!((COUNT + 1..=COUNT + 1 + MOST_VERIFIED).contains(&attempts), "{attempts}");
@@ -111,7 +111,7 @@ fn neighbours_of_what_cannot_be_written_are_stored() {
             (config.durability, config.tuning.persistent_max_retries) = (durability, 0);
             let client = Client::over(config, scripted(script));
             let (keys, chunks) = chunks_of_many_lengths();
-            let completion = client.set(&keys, &chunks.iter().collect::<Vec<_>>());
+            let completion = client.set(&keys, &chunks);
             let expected: Vec<bool> =
                 chunks.iter().map(|chunk| chunk.bytes().len() != BAD_LENGTH && !all_fail).collect();
             assert_eq!(completion.results, expected);

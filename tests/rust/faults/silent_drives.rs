@@ -49,22 +49,13 @@ fn is_silent_then_well(
     assert_eq!(client.wait(begun[0]).results, [true]);
     assert_eq!(trouble(client), "");
     assert_eq!(client.exists(&keys(0..3)), [true; 3]);
-    for number in 0..3 {
-        let content = client.get_one(&key(number), LENGTH).unwrap();
-        assert_eq!(content, crate::common::pattern(LENGTH, number));
-    }
-    assert!(client.set_one(&key(7), &Memory::patterned(LENGTH, 0, 7)));
+    client.assert_held(0..3, LENGTH);
+    client.fill([7], LENGTH);
     assert_eq!(logged::lines(directory, "the drive answers nothing").len(), 1);
     assert_eq!(logged::lines(directory, "the drive answers again").len(), 1);
     assert!(client.counter("transfers_slow") > 0);
     assert!(client.connector.stats().paths[0].note.contains("the drive is slow"));
     client.assert_consistent();
-}
-
-fn store(client: &Client) {
-    (0..3).for_each(|number| {
-        assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
-    });
 }
 
 fn begin_loads(client: &Client, memory: &[Memory]) -> Vec<u64> {
@@ -79,7 +70,7 @@ fn a_drive_that_answers_nothing_is_asked_nothing_until_it_answers() {
     logged::keep();
     let directory = tempfile::tempdir().unwrap();
     let (client, held) = open_held(directory.path());
-    store(&client);
+    client.fill(0..3, LENGTH);
     held.hold(Action::Read);
     let memory: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
     let begun = begin_loads(&client, &memory);
@@ -95,7 +86,7 @@ fn a_file_system_that_answers_nothing_is_asked_nothing_until_it_answers() {
     let stuck = Arc::new(AtomicBool::new(false));
     let engine = scripted_and_stuck(Arc::clone(&stuck), |_, _, _| Fault::None);
     let client = Client::over(narrow(directory.path(), Layout::Files), engine);
-    store(&client);
+    client.fill(0..3, LENGTH);
     stuck.store(true, Ordering::SeqCst);
     let memory: Vec<Memory> = (0..3).map(|_| Memory::new(LENGTH, 0)).collect();
     let begun = begin_loads(&client, &memory);
@@ -108,7 +99,7 @@ fn a_file_system_that_answers_nothing_is_asked_nothing_until_it_answers() {
 fn where_only_writes_are_silent_loads_go_on() {
     let directory = tempfile::tempdir().unwrap();
     let (client, held) = open_held(directory.path());
-    store(&client);
+    client.fill(0..3, LENGTH);
     held.hold(Action::Write);
     let content = Memory::patterned(LENGTH, 0, 9);
     let set = client.submit_set(&keys(9..10), &[&content]);

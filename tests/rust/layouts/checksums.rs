@@ -1,35 +1,13 @@
-//! Checksums of chunks: what is compared, and how mismatches are told.
+//! Checksums of chunks: how mismatches are told.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::common::{Client, MIB, Memory, key, logged, pattern};
+use crate::common::{Client, MIB, Memory, key, logged};
 use kvring::list_chunks;
 
 const CAPACITY: u64 = 64 * MIB;
 const LENGTH: usize = 5000;
-
-fn memory(bytes: &[u8]) -> Memory {
-    let memory = Memory::new(bytes.len(), 0);
-    memory.fill(bytes);
-    memory
-}
-
-/// A long chunk is compared in turns, of which the last one is shorter.
-#[test]
-fn long_chunks_are_compared_to_their_last_byte() {
-    let directory = tempfile::tempdir().unwrap();
-    let client = Client::open(directory.path(), CAPACITY);
-    let mut bytes = pattern((5 * MIB + 77) as usize, 1);
-    for unchanged in [0, 1] {
-        assert!(client.set_one(&key(1), &memory(&bytes)));
-        assert_eq!(client.counter("set_unchanged"), unchanged);
-    }
-    *bytes.last_mut().unwrap() ^= 1;
-    assert!(client.set_one(&key(1), &memory(&bytes)));
-    assert_eq!(client.counter("set_unchanged"), 1);
-    assert_eq!(client.get_one(&key(1), bytes.len()).unwrap(), bytes);
-}
 
 /// close() tells of those that are not told yet.
 #[test]
@@ -48,7 +26,7 @@ fn many_mismatches_have_few_lines_that_add_up() {
     }
     let client = Client::open(path, CAPACITY);
     let blocks: Vec<Memory> = keys.iter().map(|_| Memory::new(LENGTH, 0)).collect();
-    let found = client.get(&keys, &blocks.iter().collect::<Vec<_>>()).results;
+    let found = client.get(&keys, &blocks).results;
     assert_eq!(found, vec![false; keys.len()]);
     assert_eq!(client.counter("checksum_mismatch"), COUNT);
     client.connector.close();

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use crate::common::loop_device::LoopDevice;
 use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record};
-use crate::common::{Client, MIB, Memory, config, key, pattern};
+use crate::common::{Client, MIB, config, key};
 use kvring::testing::{FileOperations, SystemFiles};
 use kvring::{Config, Connector, Durability, list_chunks};
 
 const SIZE_MIB: u64 = 96;
 const BATCH: u64 = 250;
+const LENGTH: usize = 100;
 /// More than there are records in two steps by which the index grows.
 const COUNT: u64 = 9000;
 
@@ -23,22 +24,6 @@ fn open(path: &Path, durability: Durability, io_threads: usize) -> Client {
     let mut config = config(path, Config::WHOLE_DEVICE);
     (config.durability, config.io_threads) = (durability, Some(io_threads));
     Client::with(config)
-}
-
-fn store(client: &Client, numbers: std::ops::Range<u64>) {
-    let keys: Vec<String> = numbers.clone().map(key).collect();
-    let memory: Vec<Memory> = numbers.map(|number| Memory::patterned(100, 0, number)).collect();
-    let completion = client.set(&keys, &memory.iter().collect::<Vec<_>>());
-    assert!(completion.ok, "{}", completion.error);
-}
-
-fn assert_held(client: &Client, numbers: std::ops::Range<u64>) {
-    let missing =
-        numbers.clone().filter(|number| client.get_one(&key(*number), 100).is_none()).count();
-    assert_eq!(missing, 0, "of {} chunks", numbers.end - numbers.start);
-    for number in numbers.step_by(97) {
-        assert_eq!(client.get_one(&key(number), 100).unwrap(), pattern(100, number));
-    }
 }
 
 /// What a device has while the store is open: the page cache, with the newest part of the index in it, is lost.
@@ -50,14 +35,14 @@ fn what_was_answered_in_persistent_withstands_power_loss() {
         let mut stored = 0;
         for cut in [BATCH, COUNT / 2, COUNT] {
             for first in (stored..cut).step_by(BATCH as usize) {
-                store(&client, first..first + BATCH);
+                client.fill(first..first + BATCH, LENGTH);
             }
             stored = cut;
             let Some(copy) = device.copy(block_bytes) else { return };
             let after = open(copy.path(), Durability::Persistent, 1);
             assert_eq!(after.connector.recovery().reset, None);
             assert_eq!(after.connector.recovery().kept, stored);
-            assert_held(&after, 0..stored);
+            after.assert_held(0..stored, LENGTH);
             after.assert_consistent();
         }
     }
@@ -68,21 +53,18 @@ fn what_was_answered_in_persistent_withstands_power_loss() {
 fn power_loss_in_best_effort_costs_the_youngest_only_and_never_the_open() {
     let Some(device) = LoopDevice::new(SIZE_MIB, 4096) else { return };
     let client = open(device.path(), Durability::BestEffort, 1);
-    store(&client, 0..BATCH);
+    client.fill(0..BATCH, LENGTH);
     client.connector.close();
     drop(client);
     let client = open(device.path(), Durability::BestEffort, 1);
     for first in (BATCH..COUNT).step_by(BATCH as usize) {
-        store(&client, first..first + BATCH);
+        client.fill(first..first + BATCH, LENGTH);
         if first % (COUNT / 4) == 0 {
             let Some(copy) = device.copy(4096) else { return };
             let after = open(copy.path(), Durability::BestEffort, 1);
             assert_eq!(after.connector.recovery().reset, None);
-            assert_held(&after, 0..BATCH);
-            for number in BATCH..first + BATCH {
-                let found = after.get_one(&key(number), 100);
-                assert!(found.is_none_or(|found| found == pattern(100, number)));
-            }
+            after.assert_held(0..BATCH, LENGTH);
+            after.load(BATCH..first + BATCH, LENGTH);
         }
     }
 }
@@ -94,11 +76,11 @@ fn a_closed_store_opens_again_at_once() {
     for turn in 0..20 {
         let client = open(device.path(), Durability::BestEffort, 3);
         assert!(client.connector.recovery().clean_shutdown);
-        store(&client, turn * 10..turn * 10 + 10);
+        client.fill(turn * 10..turn * 10 + 10, LENGTH);
         assert!(client.connector.close().clean);
         // The connector is there still, as it may be for long in Python.
         let again = open(device.path(), Durability::BestEffort, 1);
-        assert_held(&again, 0..turn * 10 + 10);
+        again.assert_held(0..turn * 10 + 10, LENGTH);
         again.connector.close();
     }
 }
@@ -113,7 +95,7 @@ fn a_new_device_has_nothing_to_tell() {
         let client = open(device.path(), Durability::BestEffort, 1);
         let recovery = client.connector.recovery();
         assert_eq!((&recovery.reset, recovery.kept), (&None, kept));
-        store(&client, 0..3);
+        client.fill(0..3, LENGTH);
         let second = Connector::open(config(device.path(), Config::WHOLE_DEVICE)).err().unwrap();
         let pid = format!("process {}", std::process::id());
         assert!(second.to_string().contains(&pid), "{second}");
@@ -145,7 +127,7 @@ fn an_index_that_was_away_stays_away() {
     };
     let (client, reset, kept) = open();
     assert_eq!((reset, kept), (None, 0));
-    store(&client, 0..3);
+    client.fill(0..3, LENGTH);
     client.connector.close();
     let [index] = &names()[..] else { panic!("{:?}", names()) };
     let before = formatted_id();
@@ -157,14 +139,14 @@ fn an_index_that_was_away_stays_away() {
     let (client, reset, kept) = open();
     assert!(reset.unwrap().contains("was missing"));
     assert_eq!(kept, 0);
-    store(&client, 10..13);
+    client.fill(10..13, LENGTH);
     client.connector.close();
     assert_ne!(formatted_id(), before);
     assert!(!index.exists() && names().len() == 1);
     std::fs::copy(&copy, index).unwrap();
     let (client, reset, kept) = open();
     assert_eq!((reset, kept), (None, 3));
-    assert_held(&client, 10..13);
+    client.assert_held(10..13, LENGTH);
     assert_eq!(client.exists(&[key(0)]), [false]);
 }
 
@@ -191,10 +173,10 @@ fn a_failed_sync_while_the_index_grows_is_not_forgotten() {
     config.tuning.flush_period = Duration::from_secs(3600);
     let client = Client::with(config);
     syncs.0.store(true, Ordering::SeqCst);
-    (0..COUNT).step_by(BATCH as usize).for_each(|first| store(&client, first..first + BATCH));
+    (0..COUNT).step_by(BATCH as usize).for_each(|first| client.fill(first..first + BATCH, LENGTH));
     assert!(!syncs.0.load(Ordering::SeqCst), "the index has grown");
     assert!(!client.connector.close().clean);
-    assert_held(&open(device.path(), Durability::BestEffort, 1), 0..COUNT);
+    open(device.path(), Durability::BestEffort, 1).assert_held(0..COUNT, LENGTH);
 }
 
 /// The index of a device begins behind its first MiB.
@@ -204,7 +186,7 @@ const INDEX_AT: u64 = MIB;
 fn three_chunks() -> Option<LoopDevice> {
     let device = LoopDevice::new(SIZE_MIB, 512)?;
     let client = open(device.path(), Durability::BestEffort, 1);
-    store(&client, 0..3);
+    client.fill(0..3, LENGTH);
     client.connector.close();
     Some(device)
 }
@@ -222,9 +204,9 @@ fn a_length_that_makes_no_sense_does_not_keep_the_index_from_growing() {
         file.write_all_at(&length, INDEX_AT + 1024).unwrap();
         drop(file);
         let client = open(device.path(), Durability::BestEffort, 1);
-        store(&client, 0..BATCH);
+        client.fill(0..BATCH, LENGTH);
         client.connector.close();
-        assert_held(&open(device.path(), Durability::BestEffort, 1), 0..BATCH);
+        open(device.path(), Durability::BestEffort, 1).assert_held(0..BATCH, LENGTH);
     }
 }
 

@@ -31,7 +31,7 @@ fn each_file_has_the_bytes_of_its_chunk_and_nothing_else() {
             .zip(&chunks)
             .map(|(seed, (length, shift))| Memory::patterned(*length, *shift, seed))
             .collect();
-        assert!(client.set(&keys, &memory.iter().collect::<Vec<_>>()).ok);
+        assert!(client.set(&keys, &memory).ok);
         for (seed, (key, (length, _))) in (0..).zip(keys.iter().zip(&chunks)) {
             let (file, offset) = place(directory.path(), key);
             assert!(offset == 0 && fs::read(&file).unwrap() == pattern(*length, seed), "{length}");
@@ -247,7 +247,7 @@ fn few_files_are_open_at_a_time() {
     let client = Client::with(config);
     let memory: Vec<Memory> = (0..CHUNKS).map(|seed| Memory::patterned(4096, 0, seed)).collect();
     let keys: Vec<String> = (0..CHUNKS).map(key).collect();
-    let future_id = client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+    let future_id = client.submit_set(&keys, &memory);
     let mut most = 0;
     eventually("all are stored", || {
         most = most.max(open_chunk_files(directory.path()));

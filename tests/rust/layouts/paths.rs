@@ -36,7 +36,7 @@ fn store(client: &Client, numbers: &[u64], version: u64) -> Vec<bool> {
 /// Which of `numbers` are held, by number, with the version that their bytes are of. Bytes that are of no version fail.
 fn load(client: &Client, numbers: &[u64]) -> HashMap<u64, u64> {
     let memory: Vec<Memory> = numbers.iter().map(|_| Memory::new(LENGTH, 0)).collect();
-    let completion = client.get(&keys(numbers.iter().copied()), &memory.iter().collect::<Vec<_>>());
+    let completion = client.get(&keys(numbers.iter().copied()), &memory);
     let hits = numbers.iter().zip(&memory).zip(completion.results).filter(|(_, hit)| *hit);
     hits.map(|((number, memory), _)| {
         let version = (1..9)

@@ -84,7 +84,7 @@ impl Golden {
         let client = Client::from(Connector::open(config)?);
         let memory: Vec<Memory> = (0..KEYS).map(|number| Memory::new(length(number), 0)).collect();
         let keys: Vec<String> = (0..KEYS).map(name).collect();
-        let completion = client.get(&keys, &memory.iter().collect::<Vec<_>>());
+        let completion = client.get(&keys, &memory);
         assert!(completion.ok, "{}", completion.error);
         for (number, hit) in (0..KEYS).zip(&completion.results) {
             let memory = &memory[number as usize];

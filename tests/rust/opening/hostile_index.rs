@@ -37,9 +37,7 @@ const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 fn three_chunks() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::open(directory.path(), CAPACITY);
-    for number in 0..3 {
-        assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
-    }
+    client.fill(0..3, LENGTH);
     client.connector.close();
     directory
 }

@@ -5,23 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{Client, MIB, Memory, config, key};
-use kvring::{Connector, OpenError, SubmitError};
+use crate::common::{Client, MIB, Memory, key};
+use kvring::SubmitError;
 
 const CAPACITY: u64 = 256 * MIB;
-
-#[test]
-fn one_owner() {
-    let directory = tempfile::tempdir().unwrap();
-    let first = Client::open(directory.path(), CAPACITY);
-    let error = Connector::open(config(directory.path(), CAPACITY)).map(drop).unwrap_err();
-    let pid = std::process::id().to_string();
-    assert!(matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&pid)), "{error}");
-    assert!(first.set_one("k", &Memory::patterned(10, 0, 1)), "the holder is not disturbed");
-    first.connector.close();
-    // Closed, not dropped: that is enough.
-    assert!(Client::open(directory.path(), CAPACITY).get_one("k", 10).is_some());
-}
 
 #[test]
 fn closed_connectors_refuse_and_drain_nothing() {
@@ -37,49 +24,6 @@ fn closed_connectors_refuse_and_drain_nothing() {
     let refused = client.connector.submit_set(&[key(1)], &[memory.buffer()], Box::new(()));
     assert!(matches!(refused, Err(SubmitError::Closed)));
     assert!(matches!(client.connector.submit_exists(&[key(1)]), Err(SubmitError::Closed)));
-}
-
-/// Line 4: close() returns with operations in flight, and nothing is written to their buffers afterwards.
-#[test]
-fn close_leaves_no_buffer_in_the_kernel() {
-    let directory = tempfile::tempdir().unwrap();
-    let length = MIB as usize;
-    let client = Client::open(directory.path(), CAPACITY);
-    let stored = Memory::patterned(length, 0, 1);
-    let keys: Vec<String> = (0..100).map(key).collect();
-    assert!(client.set(&keys, &vec![&stored; 100]).ok);
-    let read: Vec<Memory> = (0..100).map(|_| Memory::new(length, 0)).collect();
-    for _ in 0..5 {
-        client.submit_get(&keys, &read.iter().collect::<Vec<_>>());
-        client.submit_set(&(1000..1100).map(key).collect::<Vec<_>>(), &vec![&stored; 100]);
-    }
-    client.connector.close();
-    assert_eq!(client.connector.stats().in_flight, 0);
-    let poison = vec![0xa5_u8; length];
-    read.iter().for_each(|memory| memory.fill(&poison));
-    thread::sleep(Duration::from_millis(300));
-    assert!(read.iter().all(|memory| memory.bytes() == poison));
-}
-
-/// With no time to drain, what is queued is dropped and says so; what was answered is there.
-#[test]
-fn close_at_the_deadline_drops_the_queue() {
-    let directory = tempfile::tempdir().unwrap();
-    let config = config(directory.path(), CAPACITY);
-    let client = Client::with(config);
-    let memory = Memory::patterned(MIB as usize, 0, 1);
-    assert!(client.set_one("answered", &memory));
-    for batch in 0..10 {
-        let keys: Vec<String> = (batch * 15..batch * 15 + 15).map(key).collect();
-        client.submit_set(&keys, &[&memory; 15]);
-    }
-    client.close_after(Duration::ZERO);
-    assert!(client.counter("abandoned") > 0);
-    let client = Client::open(directory.path(), CAPACITY);
-    assert_eq!(client.get_one("answered", MIB as usize).unwrap(), memory.bytes());
-    let kept = client.connector.recovery().kept;
-    let loaded = (0..150).filter_map(|number| client.get_one(&key(number), MIB as usize));
-    assert_eq!(loaded.inspect(|bytes| assert!(bytes == memory.bytes())).count() as u64 + 1, kept);
 }
 
 /// Line 7: exactly one completion per batch, over 100,000 operations from eight threads on shared keys.
@@ -106,7 +50,7 @@ fn one_completion_each_from_many_threads() {
                                     let own: Vec<Memory> = (0..16)
                                         .map(|_| Memory::new(4096 + worker as usize, 0))
                                         .collect();
-                                    client.submit_get(&keys, &own.iter().collect::<Vec<_>>())
+                                    client.submit_get(&keys, &own)
                                 }
                             }
                         })

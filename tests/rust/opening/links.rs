@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Client, MIB, Memory, config, eventually, key, keys, pattern};
+use crate::common::{Client, MIB, config, eventually, key, keys};
 use kvring::{Config, Connector, Layout};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
@@ -73,18 +73,6 @@ impl Place {
     }
 }
 
-fn store_some(client: &Client) {
-    for number in 0..5 {
-        assert!(client.set_one(&key(number), &Memory::patterned(5000, 0, number)));
-    }
-}
-
-fn assert_held(client: &Client) {
-    for number in 0..5 {
-        assert!(client.get_one(&key(number), 5000) == Some(pattern(5000, number)), "{number}");
-    }
-}
-
 fn assert_refused(place: &Place, name: &str, expected: &str) {
     let refusal = place.refusal();
     assert!(refusal.contains(&place.store().join(name).display().to_string()), "{refusal}");
@@ -106,7 +94,7 @@ fn what_is_no_file_of_the_store_is_refused_at_open() {
     ] {
         let place = Place::new(layout);
         let client = place.open();
-        store_some(&client);
+        client.fill(0..5, 5000);
         client.connector.close();
         let (own, kept) = (place.store().join(name), place.parent.path().join("kept"));
         let was_there = fs::rename(&own, &kept).is_ok();
@@ -125,7 +113,7 @@ fn what_is_no_file_of_the_store_is_refused_at_open() {
         if was_there {
             fs::rename(&kept, &own).unwrap();
         }
-        assert_held(&place.open());
+        place.open().assert_held(0..5, 5000);
     }
 }
 
@@ -134,7 +122,7 @@ fn what_is_no_file_of_the_store_is_refused_at_open() {
 fn a_backup_by_hard_links_stays_as_it_is() {
     let place = Place::new(Layout::Extents);
     let client = place.open();
-    store_some(&client);
+    client.fill(0..5, 5000);
     client.connector.close();
     let backup = place.parent.path().join("backup");
     fs::create_dir(&backup).unwrap();
@@ -151,8 +139,8 @@ fn a_backup_by_hard_links_stays_as_it_is() {
         fs::rename(&copy, &own).unwrap();
     }
     let client = place.open();
-    assert_held(&client);
-    assert!(client.set_one(&key(7), &Memory::patterned(5000, 0, 7)));
+    client.assert_held(0..5, 5000);
+    client.fill([7], 5000);
     client.connector.close();
     for (name, before) in names.iter().zip(before) {
         assert!(fs::read(backup.join(name)).unwrap() == before, "{name} of the backup");
@@ -167,14 +155,8 @@ fn what_stands_where_a_new_file_goes_is_left_alone() {
         let client = place.open();
         let taken = place.store().join("data-00001.kvring");
         make(&taken, &place.letter());
-        let keys: Vec<String> = (0..40).map(key).collect();
-        for (number, key) in (0..).zip(&keys) {
-            assert!(client.set_one(key, &Memory::patterned(MIB as usize, 0, number)), "{what}");
-        }
-        for (number, key) in (0..).zip(&keys) {
-            let found = client.get_one(key, MIB as usize);
-            assert!(found == Some(pattern(MIB as usize, number)), "{what}");
-        }
+        client.fill(0..40, MIB as usize);
+        client.assert_held(0..40, MIB as usize);
         place.assert_letter(what);
         client.connector.close();
         assert!(taken.symlink_metadata().is_ok(), "{what}");
@@ -187,7 +169,7 @@ fn what_stands_in_the_place_of_a_chunk_is_a_miss() {
     for (what, make) in others() {
         let place = Place::new(Layout::Files);
         let client = place.open();
-        store_some(&client);
+        client.fill(0..5, 5000);
         let exchange = || {
             for name in crate::common::chunk_files::files(&place.store()) {
                 let own = place.store().join("chunks").join(name);
@@ -199,19 +181,17 @@ fn what_stands_in_the_place_of_a_chunk_is_a_miss() {
             }
         };
         let assert_missed = |client: &Client| {
-            for number in 0..5 {
-                assert_eq!(client.get_one(&key(number), 5000), None, "{what}");
-            }
+            assert_eq!(client.load(0..5, 5000), [false; 5], "{what}");
             assert!(client.connector.stats().paths[0].reason.is_empty(), "{what}");
         };
         exchange();
         assert_missed(&client);
         // They can be stored again.
         eventually("their end", || {
-            store_some(&client);
+            client.fill(0..5, 5000);
             client.get_one(&key(0), 5000).is_some()
         });
-        assert_held(&client);
+        client.assert_held(0..5, 5000);
         client.connector.close();
         exchange();
         let client = place.open();
@@ -219,6 +199,9 @@ fn what_stands_in_the_place_of_a_chunk_is_a_miss() {
         let is_file = what.contains("hard links");
         assert_eq!(client.exists(&keys(0..5)), [is_file; 5], "{what} at open");
         assert_missed(&client);
+        // Nobody removes what is there: other names are taken.
+        client.fill(0..5, 5000);
+        client.assert_held(0..5, 5000);
         place.assert_letter(what);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::common::loop_device::LoopDevice;
-use crate::common::{Client, MIB, Memory, config_of, key, layout, pattern};
+use crate::common::{Client, MIB, config_of, keys, layout};
 use kvring::testing::Clock;
 use kvring::{Config, Connector, Layout, OpenError};
 use tempfile::TempDir;
@@ -42,18 +42,13 @@ fn open(paths: &[PathBuf]) -> Client {
 }
 
 fn fill(client: &Client, first: u64) {
-    for number in first..first + KEYS {
-        assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
-    }
+    client.fill(first..first + KEYS, LENGTH);
 }
 
 fn assert_held(client: &Client, first: u64) {
     let recovery = client.connector.recovery();
     assert_eq!(recovery.discarded(), 0, "{recovery:?}");
-    for number in first..first + KEYS {
-        let found = client.get_one(&key(number), LENGTH);
-        assert!(found == Some(pattern(LENGTH, number)), "key {number} is missed");
-    }
+    client.assert_held(first..first + KEYS, LENGTH);
 }
 
 /// Everything below a path: kind and mode, length, time of change, content.
@@ -155,7 +150,11 @@ fn for_a_store_in_use() {
     let other = [scene.at("other")];
     let owner = open(&other);
     fill(&owner, 1000);
-    scene.assert_refused(&other[0], |error| matches!(error, OpenError::InUse { .. }));
+    let pid = std::process::id().to_string();
+    scene.assert_refused(
+        &other[0],
+        |error| matches!(error, OpenError::InUse { holder, .. } if holder.contains(&pid)),
+    );
     assert_held(&owner, 1000);
 }
 
@@ -270,8 +269,7 @@ fn for_a_store_that_never_shared_keys() {
     assert_held(&open(&lone), 1000);
     // Emptied, it may come.
     let client = open(&lone);
-    let keys: Vec<String> = (1000..1000 + KEYS).map(key).collect();
-    client.delete(&keys);
+    client.delete(&keys(1000..1000 + KEYS));
     drop(client);
     let [first, other] = scene.own.clone();
     let client = open(&[first, other, lone[0].clone()]);

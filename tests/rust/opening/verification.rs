@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::common::chunks::{copy_all, place};
 use crate::common::faults::{Fault, scripted, scripted_and_stuck};
 use crate::common::held_back::HeldBack;
-use crate::common::{Client, MIB, Memory, config, key, pattern};
+use crate::common::{Client, MIB, Memory, config, key, keys, pattern};
 use kvring::Admission;
 use kvring::testing::Action;
 use tempfile::TempDir;
@@ -29,12 +29,6 @@ fn open_without_reads(directory: &Path) -> Client {
     })
 }
 
-fn store(client: &Client, numbers: std::ops::Range<u64>) {
-    for number in numbers {
-        assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
-    }
-}
-
 /// What a kill leaves of a store while no operation is under way.
 fn killed(client: Client, directory: &TempDir) -> TempDir {
     let left = tempfile::tempdir().unwrap();
@@ -47,10 +41,10 @@ fn killed(client: Client, directory: &TempDir) -> TempDir {
 fn killed_and_damaged() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let client = Client::open(directory.path(), CAPACITY);
-    store(&client, 0..3);
+    client.fill(0..3, LENGTH);
     client.connector.close();
     let client = Client::open(directory.path(), CAPACITY);
-    store(&client, 3..10);
+    client.fill(3..10, LENGTH);
     let directory = killed(client, &directory);
     let (file, start) = place(directory.path(), &key(5));
     let data = File::options().write(true).open(file).unwrap();
@@ -69,7 +63,7 @@ fn verified(directory: &Path, to_verify: u64, count: u64) -> Vec<bool> {
     }
     let latencies = client.connector.stats().latencies;
     assert!(latencies.iter().all(|(_, value)| *value == 0), "nobody asked for it: {latencies:?}");
-    client.exists(&(0..count).map(key).collect::<Vec<_>>())
+    client.exists(&keys(0..count))
 }
 
 fn all_but_the_damaged(count: u64) -> Vec<bool> {
@@ -81,7 +75,7 @@ fn a_second_kill_before_it_is_done() {
     let directory = killed_and_damaged();
     let client = open_without_reads(directory.path());
     assert_eq!(client.connector.recovery().to_verify, 7);
-    store(&client, 10..12);
+    client.fill(10..12, LENGTH);
     let directory = killed(client, &directory);
     // Those of both sessions, and not those of the one that closed.
     assert_eq!(verified(directory.path(), 9, 12), all_but_the_damaged(12));
@@ -91,7 +85,7 @@ fn a_second_kill_before_it_is_done() {
 fn a_close_before_it_is_done() {
     let directory = killed_and_damaged();
     let client = open_without_reads(directory.path());
-    store(&client, 10..12);
+    client.fill(10..12, LENGTH);
     assert!(client.close_after(Duration::ZERO).clean);
     let client = open_without_reads(directory.path());
     assert!(client.connector.recovery().clean_shutdown);
@@ -142,13 +136,11 @@ fn a_refused_set_of_the_bytes_of_an_unverified_chunk_keeps_it() {
         // With a budget, the first write leaves a debt.
         let debt = Memory::patterned(LENGTH, 0, 99);
         assert!(client.set_one(&key(99), &debt));
-        for number in (3..10).filter(|number| *number != 5) {
-            assert!(client.set_one(&key(number), &Memory::patterned(LENGTH, 0, number)));
-        }
+        let others = || (3..10).filter(|number| *number != 5);
+        client.fill(others(), LENGTH);
         let refused = client.counter("set_over_write_budget");
         assert_eq!(refused > 0, budget_bytes.is_some());
-        let keys: Vec<String> = (3..10).filter(|number| *number != 5).map(key).collect();
-        assert_eq!(client.exists(&keys), [true; 6], "{admission:?}");
+        assert_eq!(client.exists(&keys(others())), [true; 6], "{admission:?}");
         // Other bytes are refused as before, and nothing outdated stays.
         assert!(client.set_one(&key(3), &Memory::patterned(LENGTH, 0, 77)));
         assert_eq!(client.exists(&[key(3)]), [false], "{admission:?}");

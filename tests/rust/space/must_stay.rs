@@ -130,35 +130,14 @@ fn pins_do_not_stop_longer_chunks() {
     }
 }
 
+/// However often its keys are looked up, and also where most of it is pinned.
 #[test]
-fn pins_do_not_stop_a_namespace_with_a_quota() {
+fn leases_and_pins_do_not_stop_a_namespace_with_a_quota() {
     let of = |number: u64| format!("small@00000000@0@{number:064x}");
-    for eviction in Eviction::ALL {
+    for (eviction, pinned) in Eviction::ALL.into_iter().flat_map(|one| [(one, 0), (one, 1200)]) {
         let directory = tempfile::tempdir().unwrap();
         let quota_bytes = 6 * MIB;
         let client = open(directory.path(), eviction, |config| {
-            config.quotas = vec![("small".into(), quota_bytes)];
-        });
-        let blocks = quota_bytes / BLOCK as u64;
-        let held: Vec<String> = (0..blocks).map(of).collect();
-        assert_eq!(store(&client, &held, BLOCK, 1), held.len());
-        let pinned = &held[..1200];
-        assert!(client.connector.pin(pinned).unwrap().iter().all(|pinned| *pinned));
-        let flood: Vec<String> = (blocks..3 * blocks).map(of).collect();
-        assert_eq!(store(&client, &flood, BLOCK, 2), flood.len(), "{}", eviction.name());
-        assert!(client.exists(pinned).iter().all(|held| *held), "{}", eviction.name());
-        client.assert_consistent();
-    }
-}
-
-/// However often its keys are looked up, and also where most of it is pinned.
-#[test]
-fn leases_do_not_stop_a_namespace_with_a_quota() {
-    let of = |number: u64| format!("small@00000000@0@{number:064x}");
-    for pinned in [0, 1200] {
-        let directory = tempfile::tempdir().unwrap();
-        let quota_bytes = 6 * MIB;
-        let client = open(directory.path(), Eviction::Lru, |config| {
             (config.lease_s, config.quotas) = (LONG_LEASE_S, vec![("small".into(), quota_bytes)]);
         });
         let blocks = quota_bytes / BLOCK as u64;
@@ -174,6 +153,7 @@ fn leases_do_not_stop_a_namespace_with_a_quota() {
             assert_eq!(store(&client, &flood, BLOCK, 2), flood.len(), "{pinned} pinned");
             client.exists(&flood);
         }
+        assert!(client.exists(&held[..pinned]).iter().all(|held| *held), "{}", eviction.name());
         // What goes gives its lease and its pin back.
         client.delete(&held);
         client.exists(&[of(3 * blocks - 1)]);
