@@ -24,15 +24,15 @@ def _kills(seed: int) -> list[str]:
     """Fifty kills: in each layout in turn, on one path or two."""
     turn = seed // 50
     where = ["--paths", str(1 + turn // 2 % 2), "--layout", ("extents", "files")[turn % 2]]
-    return ["kill_harness", "--rounds", "50", "--seed", str(seed * 1000), *where]
+    return ["--rounds", "50", "--seed", str(seed * 1000), *where]
 
 
 # A portion of each kind: how many it does, and its command by the first seed.
 _PORTIONS: Final[dict[str, tuple[int, Callable[[int], list[str]]]]] = {
     "kills": (50, _kills),
-    "crashes": (2000, lambda seed: ["crash_simulator", *_words(2000, "crashes", seed), *_ALONE]),
-    "closes": (500, lambda seed: ["close_harness", *_words(500, "closes", seed)]),
-    "pairs": (50, lambda seed: ["pair_harness", *_words(50, "lives", seed)]),
+    "crashes": (2000, lambda seed: [*_words(2000, "crashes", seed), *_ALONE]),
+    "closes": (500, lambda seed: _words(500, "closes", seed)),
+    "pairs": (50, lambda seed: _words(50, "lives", seed)),
 }
 
 
@@ -52,15 +52,14 @@ def run(options: Options) -> Report:
     def run_kind(kind: str) -> None:
         portion, command = _PORTIONS[kind]
         while not report.findings and time.monotonic() < end_s:
-            program, *arguments = command((options.seed - 1) * _SEEDS + counts[kind] + 1)
-            arguments = given or arguments
-            done = call([built / program, *arguments], log=OUTPUT / f"faults-{kind}.log")
+            arguments = given or command((options.seed - 1) * _SEEDS + counts[kind] + 1)
+            done = call([built, kind, *arguments], log=OUTPUT / f"faults-{kind}.log")
             counts[kind] += portion
             if done.returncode != 0:
                 said = done.stdout.strip().splitlines() or ["no message"]
                 line = next((one for one in said if "seed" in one), said[-1])
-                again = " ".join([program, "--", *arguments])
-                report.findings.append(f"{kind}: {line}; cargo run --release --example {again}")
+                again = " ".join(["cargo run --release --example harness --", kind, *arguments])
+                report.findings.append(f"{kind}: {line}; {again}")
             if given:
                 break
 
@@ -72,11 +71,10 @@ def run(options: Options) -> Report:
 
 
 def _build() -> Path:
-    """Build the harnesses: quick, with assertions, and without minutes of linking."""
+    """Build the harness: quick, with assertions, and without minutes of linking."""
     log, target = OUTPUT / "faults-build.log", OUTPUT / "faults"
-    programs = ("kill_harness", "close_harness", "pair_harness", "crash_simulator")
     done = call(
-        ["cargo", "build", "--release", *(f"--example={program}" for program in programs)],
+        ["cargo", "build", "--release", "--example=harness"],
         log=log,
         environment={
             "CARGO_TARGET_DIR": str(target),
@@ -87,5 +85,5 @@ def _build() -> Path:
         },
     )
     if done.returncode != 0:
-        raise BuildError(f"the harnesses do not build: see {log}")
-    return target / "release" / "examples"
+        raise BuildError(f"the harness does not build: see {log}")
+    return target / "release" / "examples" / "harness"

@@ -7,13 +7,13 @@ import pytest
 
 from tests.python.conftest import REPOSITORY
 
-# Of one seed; other seeds are for whoever searches on: tests/harness/crash.rs.
+# Of one seed; other seeds are for whoever searches on: tests/harness/crashes.rs.
 CRASHES = 4000
 
 
 def simulate(crashes: int, threads: int = 2) -> str:
     """Run the simulator for at least this many crashes, and return what it says."""
-    simulator = ["cargo", "run", "--quiet", "--example", "crash_simulator", "--"]
+    simulator = ["cargo", "run", "--quiet", "--example", "harness", "--", "crashes"]
     done = subprocess.run(
         [*simulator, "--crashes", str(crashes), "--threads", str(threads)],
         cwd=REPOSITORY,

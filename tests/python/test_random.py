@@ -1,4 +1,4 @@
-"""The harness of tests/harness/random.rs: random operations over a small capacity, in short."""
+"""The harness of tests/harness/random: random operations over a small capacity, in short."""
 
 import subprocess
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ def test_random_operations(tmp_path: Path, disk: str, operations: int) -> None:
             arguments += ["--disk", str(device.path)]
         elif disk == "directory":
             arguments += ["--disk", str(tmp_path)]
-        harness = ["cargo", "run", "--quiet", "--example", "random_operations", "--"]
+        harness = ["cargo", "run", "--quiet", "--example", "harness", "--", "random"]
         done = subprocess.run(
             [*harness, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
         )

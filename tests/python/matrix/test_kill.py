@@ -19,7 +19,7 @@ FULL_CELLS = [cell for cell, form in CELLS.items() if form is Form.FULL]
 
 def kill(path: Path, kills: int, engine: str, layout: str, *arguments: str, life_ms: int) -> None:
     """Kill a child at work on a store again and again; nothing is lost, and nothing wrong."""
-    harness = ["cargo", "run", "--quiet", "--example", "kill_harness", "--"]
+    harness = ["cargo", "run", "--quiet", "--example", "harness", "--", "kills"]
     options = ["--rounds", str(kills), "--life-ms", str(life_ms), "--path", str(path), *arguments]
     done = subprocess.run(
         [*harness, *options],

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use kvring::Completion;
 
 use super::begin_step;
-use super::common::{Memory, eventually};
 use super::driver::{Driver, Gone};
 use super::faults::Trouble;
-use super::model::Possible;
 use super::plan::{Mechanism, NAMESPACES};
+use crate::common::{Memory, eventually};
+use crate::plan::Chunk;
 
 /// That one of three paths gets none of so many keys is a matter of 10^-11.
 const PROBES: usize = 64;
@@ -17,24 +17,21 @@ const PROBES: usize = 64;
 impl Driver<'_> {
     /// SETs of the very bytes that a killed session has left, before they can be verified: they stay hits, whatever admission says.
     pub(crate) fn store_again(&mut self) -> Result<(), String> {
-        let mut held: Vec<(String, u64)> = Vec::new();
-        for key in self.model.keys() {
-            let version = self.model.held(&key).filter(|_| self.model.is_stored(&key));
-            held.extend(version.filter(|_| !self.is_expired(&key)).map(|version| (key, version)));
+        let mut held: Vec<(String, Chunk)> = Vec::new();
+        for key in self.model.ledger.keys() {
+            let chunk = self.model.ledger.held(&key).filter(|_| self.model.is_stored(&key));
+            held.extend(chunk.filter(|_| !self.is_expired(&key)).map(|chunk| (key, chunk)));
         }
         held.truncate(8);
         let keys: Vec<String> = held.iter().map(|(key, _)| key.clone()).collect();
-        let of = |(_, version): &(String, u64)| {
-            Memory::patterned(self.plan.length(*version), 0, *version)
-        };
-        let memory: Vec<Memory> = held.iter().map(of).collect();
-        let done = self.client.set(&keys, &memory.iter().collect::<Vec<_>>());
+        let memory: Vec<Memory> = held.iter().map(|(_, chunk)| chunk.memory(0)).collect();
+        let done = self.client.set(&keys, &memory);
         if !done.ok && !self.may_fail(&done.error) {
             return Err(format!("equal bytes are not stored: {}", done.error));
         }
-        for (key, version) in held {
+        for (key, chunk) in held {
             self.model.note_use(&key, self.now_ms(), false);
-            if !self.load_at_once(&key, version)? {
+            if !self.load_at_once(&key, chunk)? {
                 return Err(format!("'{key}' was a hit until the SET of its very bytes"));
             }
         }
@@ -50,12 +47,12 @@ impl Driver<'_> {
                 return Err(format!("'{key}' is lost: {}", self.client.connector.recovery()));
             }
         }
-        for key in self.model.keys() {
+        for key in self.model.ledger.keys() {
             if may_have_lost {
-                self.model.may_miss(&key);
+                self.model.ledger.may_be(&key, None);
             }
             let found = self.find(&key)?;
-            self.model.settle(&key, Possible::from([found]));
+            self.model.ledger.settle(&key, [found]);
         }
         self.count_gone()
     }
@@ -98,12 +95,14 @@ impl Driver<'_> {
         stored.sort_unstable();
         for _ in 0..4.min(stored.len()) {
             let key = self.random.choose(&stored.iter().collect::<Vec<_>>()).clone();
-            if self.model.possible(&key).iter().all(Option::is_none) && !self.is_expired(&key) {
+            if self.model.ledger.possible(&key).iter().all(Option::is_none)
+                && !self.is_expired(&key)
+            {
                 return Err(format!("'{key}' is told to be stored, and must not be"));
             }
             let found = self.find(&key)?;
-            if let Some(version) = found {
-                self.model.settle(&key, Possible::from([Some(version)]));
+            if let Some(chunk) = found {
+                self.model.ledger.settle(&key, [Some(chunk)]);
             }
         }
         Ok(())
@@ -219,9 +218,9 @@ impl Driver<'_> {
     }
 
     fn look_at_all(&mut self) -> Result<(), String> {
-        for key in self.model.keys() {
-            if let Some(version) = self.find(&key)? {
-                self.model.settle(&key, Possible::from([Some(version)]));
+        for key in self.model.ledger.keys() {
+            if let Some(chunk) = self.find(&key)? {
+                self.model.ledger.settle(&key, [Some(chunk)]);
             } else {
                 self.model.follow(&self.client.connector)?;
             }

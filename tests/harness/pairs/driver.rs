@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kvring::MemoryHandle;
 
 use super::begin_step;
-use super::common::random::Random;
-use super::common::{Client, MIB, Memory, pattern};
 use super::faults::{Faults, Trouble};
-use super::model::{Model, Possible};
+use super::model::Model;
 use super::plan::{KEYS_PER_NAMESPACE, Mechanism, NAMESPACES, Plan, name, namespace_of};
+use crate::common::random::Random;
+use crate::common::{Client, MIB, Memory};
+use crate::judge;
+use crate::ledger::{Held, Possible};
+use crate::plan::Chunk;
 
 /// Keys of a batch at most, and batches and calls of a round.
 pub(super) const BATCH_KEYS: u64 = 6;
@@ -23,7 +26,7 @@ const ROUND_PART: u64 = 8;
 /// A batch of SETs that is under way.
 pub(super) struct Sets {
     pub(super) future_id: u64,
-    pub(super) chunks: Vec<(String, u64)>,
+    pub(super) chunks: Vec<(String, Chunk)>,
     _registered: Vec<MemoryHandle>,
     _memory: Vec<Memory>,
 }
@@ -86,20 +89,12 @@ impl<'a> Driver<'a> {
     }
 
     /// Which of the chunks that may be there is.
-    pub(super) fn find(&mut self, key: &str) -> Result<Option<u64>, String> {
-        let possible = self.model.possible(key);
-        let mut lengths: Vec<usize> =
-            possible.iter().flatten().map(|version| self.plan.length(*version)).collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        for length in lengths {
+    pub(super) fn find(&mut self, key: &String) -> Result<Held, String> {
+        let possible = self.model.ledger.possible(key);
+        for length in judge::lengths(&possible) {
             let Some(bytes) = self.client.get_one(key, length) else { continue };
             self.model.note_use(key, self.now_ms(), false);
-            let is = |version: &&u64| self.content(**version) == bytes;
-            return match possible.iter().flatten().find(is) {
-                Some(version) => Ok(Some(*version)),
-                None => Err(format!("'{key}': wrong bytes, not of {possible:?}")),
-            };
+            return judge::identify(key, &possible, &bytes).map(Some);
         }
         self.model.follow(&self.client.connector)?;
         let must_be = self.model.is_stored(key) && possible.iter().any(Option::is_some);
@@ -109,16 +104,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    pub(super) fn content(&self, version: u64) -> Vec<u8> {
-        pattern(self.plan.length(version), version)
-    }
-
     pub(super) fn now_ms(&self) -> u64 {
         self.clock.load(Ordering::SeqCst)
     }
 
-    pub(super) fn is_expired(&self, key: &str) -> bool {
-        let ends = |ttl: std::time::Duration| self.model.last_use_ms(key) + ttl.as_millis() as u64;
+    pub(super) fn is_expired(&self, key: &String) -> bool {
+        let last_ms = self.model.ledger.uses(key).earliest_ms;
+        let ends = |ttl: std::time::Duration| last_ms + ttl.as_millis() as u64;
         self.plan.ttl.is_some_and(|ttl| ends(ttl) <= self.now_ms())
     }
 
@@ -236,28 +228,24 @@ impl<'a> Driver<'a> {
     pub(super) fn set(&mut self, count: u64, namespace: Option<usize>, is_burst: bool) {
         let (mut chunks, mut memory) = (Vec::new(), Vec::new());
         for key in self.take_keys(count, namespace) {
-            let version = match self.model.held(&key) {
-                Some(version) if self.random.one_of(4) => version,
+            let chunk = match self.model.ledger.held(&key) {
+                Some(held) if self.random.one_of(4) => held,
                 _ => {
                     self.model.versions += 1;
-                    self.model.versions
+                    self.plan.chunk(self.model.versions)
                 }
             };
-            let length = self.plan.length(version) as u64;
+            let length = chunk.length as u64;
             if !is_burst && self.round_bytes + length > self.room_of_round() {
                 continue;
             }
             self.round_bytes += length;
-            memory.push(Memory::patterned(
-                length as usize,
-                self.random.choose(&[0, 0, 3]),
-                version,
-            ));
-            chunks.push((key, version));
+            memory.push(chunk.memory(self.random.choose(&[0, 0, 3])));
+            chunks.push((key, chunk));
         }
         let keys: Vec<String> = chunks.iter().map(|(key, _)| key.clone()).collect();
         let mut registered = self.register(&memory);
-        let future_id = self.client.submit_set(&keys, &memory.iter().collect::<Vec<_>>());
+        let future_id = self.client.submit_set(&keys, &memory);
         if self.random.one_of(2) {
             registered.clear();
         }
@@ -277,27 +265,28 @@ impl<'a> Driver<'a> {
         if done.ok == done.results.contains(&false) {
             return Err(format!("{:?} with the error '{}'", done.results, done.error));
         }
-        for ((key, version), stored) in sets.chunks.into_iter().zip(done.results) {
+        for ((key, chunk), stored) in sets.chunks.into_iter().zip(done.results) {
             let is_purged = self.purged.contains(namespace_of(&key));
-            let (held, mut possible) = (self.model.held(&key), self.model.possible(&key));
+            let (held, mut possible): (Held, Possible) =
+                (self.model.ledger.held(&key), self.model.ledger.possible(&key));
             if !stored {
                 if !self.may_fail(&done.error) && !is_purged {
                     return Err(format!("'{key}' is not stored: {}", done.error));
                 }
                 possible.insert(None);
                 // It may stand all the same: a sync that failed after the record of the older chunk was cleared, or a kill.
-                possible.insert(Some(version));
-                self.model.settle(&key, possible);
+                possible.insert(Some(chunk));
+                self.model.ledger.settle(&key, possible);
                 continue;
             }
-            let is_same = held == Some(version) && self.model.is_stored(&key);
-            self.model.note_use(&key, self.now_ms(), held != Some(version));
-            possible = Possible::from([Some(version)]);
+            let is_same = held == Some(chunk) && self.model.is_stored(&key);
+            self.model.note_use(&key, self.now_ms(), held != Some(chunk));
+            possible = [Some(chunk)].into();
             if is_purged || self.plan.may_refuse() && !is_same {
                 possible.insert(None);
             }
-            self.model.settle(&key, possible.clone());
-            let found = self.load_at_once(&key, version)?;
+            self.model.ledger.settle(&key, possible.clone());
+            let found = self.load_at_once(&key, chunk)?;
             self.model.follow(&self.client.connector)?;
             let must_be = self.round_bytes <= self.room_of_round()
                 && !possible.contains(&None)
@@ -317,11 +306,11 @@ impl<'a> Driver<'a> {
     }
 
     /// Whether the chunk is there; it is the right one. Reads do not fail meanwhile.
-    pub(super) fn load_at_once(&mut self, key: &str, version: u64) -> Result<bool, String> {
+    pub(super) fn load_at_once(&mut self, key: &str, chunk: Chunk) -> Result<bool, String> {
         let trouble = self.trouble;
         (self.trouble.reads_fail, self.trouble.is_gone) = (false, false);
         self.set_faults();
-        let memory = [Memory::new(self.plan.length(version), 0)];
+        let memory = [Memory::new(chunk.length, 0)];
         let registered = self.register(&memory);
         let done = self.client.get(&[key.to_owned()], &[&memory[0]]);
         drop(registered);
@@ -329,7 +318,7 @@ impl<'a> Driver<'a> {
         self.trouble = trouble;
         self.set_faults();
         match found {
-            Some(bytes) if bytes != self.content(version) => {
+            Some(bytes) if bytes != chunk.bytes() => {
                 Err(format!("'{key}': wrong bytes right after its acknowledgement"))
             }
             found => Ok(found.is_some()),
@@ -360,17 +349,17 @@ impl<'a> Driver<'a> {
     fn get(&mut self) -> Result<(), String> {
         for key in self.take_keys(BATCH_KEYS, None) {
             let found = self.find(&key)?;
-            let mut possible = self.model.possible(&key);
+            let mut possible = self.model.ledger.possible(&key);
             match found {
-                Some(version) => possible = Possible::from([Some(version)]),
+                Some(chunk) => possible = [Some(chunk)].into(),
                 None if self.trouble.reads_fail => drop(possible.insert(None)),
                 None if possible.contains(&None) || self.is_expired(&key) => {
-                    possible = Possible::from([None]);
+                    possible = [None].into();
                 }
                 // The count of what has vanished tells whether it may have.
                 None => {}
             }
-            self.model.settle(&key, possible);
+            self.model.ledger.settle(&key, possible);
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::begin_step;
-use super::common::Memory;
 use super::driver::{BATCH_KEYS, Driver};
 use super::plan::{Mechanism, NAMESPACES, namespace_of};
+use crate::common::Memory;
 
 impl Driver<'_> {
     pub(super) fn exists(&mut self, keys: &[String]) -> Result<(), String> {
@@ -18,7 +18,7 @@ impl Driver<'_> {
         let until_ms = self.now_ms() + 1000 * u64::from(self.plan.lease_s);
         self.model.follow(&self.client.connector)?;
         for (key, held) in keys.iter().zip(held) {
-            let possible = self.model.possible(key);
+            let possible = self.model.ledger.possible(key);
             if held && possible.iter().all(Option::is_none) {
                 return Err(format!("'{key}' exists, and must not"));
             }
@@ -81,14 +81,14 @@ impl Driver<'_> {
         let done = done.map_err(|error| error.to_string())?;
         connector.unpin(&contested).map_err(|error| error.to_string())?;
         self.purged.insert(namespace);
-        for key in self.model.keys() {
+        for key in self.model.ledger.keys() {
             if namespace_of(&key) != namespace {
                 continue;
             }
             match (done.pinned.contains(&key), self.busy.contains(&key)) {
                 (true, _) => {}
                 // Its SET may still be under way.
-                (false, true) => self.model.may_miss(&key),
+                (false, true) => self.model.ledger.may_be(&key, None),
                 (false, false) => self.model.remove(&key),
             }
             self.model.pinned.remove(&key);
@@ -106,10 +106,10 @@ impl Driver<'_> {
         let evicted = self.client.counter("evicted");
         let mut loads = Vec::new();
         for key in self.take_keys(BATCH_KEYS, None) {
-            let Some(version) = self.model.held(&key) else { continue };
-            let memory = Memory::new(self.plan.length(version), 0);
+            let Some(chunk) = self.model.ledger.held(&key) else { continue };
+            let memory = Memory::new(chunk.length, 0);
             let future_id = self.client.submit_get(std::slice::from_ref(&key), &[&memory]);
-            loads.push((future_id, key, version, memory));
+            loads.push((future_id, key, chunk, memory));
         }
         for _ in 0..3 {
             self.set(BATCH_KEYS, None, false);
@@ -130,31 +130,31 @@ impl Driver<'_> {
                 }
             }
         });
-        for (future_id, key, version, memory) in loads {
+        for (future_id, key, chunk, memory) in loads {
             let is_hit = answers.get(&future_id).is_some_and(|results| results[0]);
-            if is_hit && memory.bytes() != self.content(version) {
+            if is_hit && memory.bytes() != chunk.bytes() {
                 return Err(format!("'{key}': wrong bytes of a load beside the close"));
             }
         }
         for sets in std::mem::take(&mut self.under_way) {
             let unknown = vec![false; sets.chunks.len()];
             let results = answers.remove(&sets.future_id).unwrap_or(unknown);
-            for ((key, version), stored) in sets.chunks.into_iter().zip(results) {
-                let mut possible = self.model.possible(&key);
+            for ((key, chunk), stored) in sets.chunks.into_iter().zip(results) {
+                let mut possible = self.model.ledger.possible(&key);
                 if stored && !self.plan.may_refuse() {
                     possible.clear();
                 }
-                possible.insert(Some(version));
+                possible.insert(Some(chunk));
                 if !stored || self.plan.may_refuse() {
                     possible.insert(None);
                 }
                 self.model.note_use(&key, self.now_ms(), stored);
-                self.model.settle(&key, possible);
+                self.model.ledger.settle(&key, possible);
             }
         }
         // Nobody is told any more which.
         if self.client.counter("evicted") > evicted {
-            self.model.keys().iter().for_each(|key| self.model.may_miss(key));
+            self.model.ledger.keys().iter().for_each(|key| self.model.ledger.may_be(key, None));
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use kvring::testing::{Action, FileOperations, SystemFiles};
 use libc::{EAGAIN, EDQUOT, EINTR, EIO, EMFILE, ENODEV, ENOSPC, EROFS};
 use parking_lot::Mutex;
 
-use super::common::faults::Fault;
-use super::common::random::Random;
+use crate::common::faults::Fault;
+use crate::common::random::Random;
 
 /// Where in an index a path notes which are in use, and where its records begin.
 const MEMBERSHIP_OFFSET: u64 = 2048;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use kvring::{Admission, Config, Durability, Eviction, Layout};
 
-use super::common::MIB;
-use super::common::random::Random;
+use crate::common::MIB;
+use crate::common::random::Random;
+use crate::plan::Chunk;
 
 /// What meets. Batches of SETs, GETs, EXISTS and DELETEs are in every life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,8 +182,8 @@ impl Plan {
         self.lengths.len() == 1
     }
 
-    pub(crate) fn length(&self, version: u64) -> usize {
-        self.lengths[version as usize % self.lengths.len()]
+    pub(crate) fn chunk(&self, version: u64) -> Chunk {
+        Chunk { version, length: self.lengths[version as usize % self.lengths.len()] }
     }
 
     /// One in so many transfers is late, and in so many syncs; 0 for none.

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::content::Span;
 use super::driver::Driver;
-use super::ledger::{Chunk, Tally};
-use super::plan::name;
+use crate::judge;
+use crate::plan::Chunk;
+use crate::plan::name;
 
 /// What keeps a key from going, as far as this session has done anything for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +25,7 @@ pub(super) struct Guard {
 pub(super) enum Did {
     Set(Chunk, bool),
     /// The memory, if it was a hit.
-    Get(u64, Option<Span>),
+    Get(usize, Option<Span>),
     /// Whether it is there, and whether it has a lease then.
     Exists(bool, bool),
     Delete,
@@ -43,22 +44,22 @@ impl Driver<'_> {
     }
 
     /// Goes over what was done to each key, in order, and says what does not fit.
-    pub(super) fn judge(&mut self, log: &[(u32, Did)]) -> Result<(), String> {
-        let mut by_key: BTreeMap<u32, Vec<&Did>> = BTreeMap::new();
+    pub(super) fn judge(&mut self, log: &[(u64, Did)]) -> Result<(), String> {
+        let mut by_key: BTreeMap<u64, Vec<&Did>> = BTreeMap::new();
         for (key, did) in log {
             by_key.entry(*key).or_default().push(did);
         }
         for (key, all) in by_key {
             self.judge_key(key, &all).map_err(|error| {
                 let guard = self.guards.get(&key);
-                let (now, used) = (self.now_ms(), self.ledger.last_use_ms(key));
+                let (now, used) = (self.now_ms(), self.ledger.uses(&key).latest_ms);
                 format!("'{}': {error}; {all:?}; {guard:?}, now {now}, used {used}", name(key))
             })?;
         }
         Ok(())
     }
 
-    fn judge_key(&mut self, key: u32, all: &[&Did]) -> Result<(), String> {
+    fn judge_key(&mut self, key: u64, all: &[&Did]) -> Result<(), String> {
         let now = self.now_ms();
         let (before, mut last_use_ms) = self.before.remove(&key).expect("a key of this step");
         let (mut may_be, mut was_set, mut is_longer) = (before.clone(), false, false);
@@ -80,14 +81,9 @@ impl Driver<'_> {
                     }
                 }
                 Did::Get(length, Some(span)) => {
-                    let found = readable
-                        .iter()
-                        .find(|chunk| self.contents.is(self.arena, *span, key, **chunk));
-                    if found.is_none() {
-                        return Err(format!(
-                            "wrong bytes of length {length}; it may be {readable:?}"
-                        ));
-                    }
+                    let readable = readable.iter().copied().map(Some).collect();
+                    let is = |chunk| self.contents.is(self.arena, *span, key, chunk);
+                    judge::identify_by(&format!("length {length}"), &readable, is)?;
                     if is_expired {
                         return Err("a hit after it had expired".into());
                     }
@@ -165,9 +161,9 @@ impl Driver<'_> {
         } else {
             self.guards.remove(&key);
         }
-        self.ledger.count(Tally::Guarded, u64::from(guard.pinned || guard.leased_until_ms > now));
-        self.ledger.settle(key, &may_be);
-        self.ledger.end_use(key, last_use_ms);
+        self.ledger.count("guarded", u64::from(guard.pinned || guard.leased_until_ms > now));
+        self.settle(key, &may_be);
+        self.ledger.end_use(&key, last_use_ms, false);
         Ok(())
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use kvring::EngineError;
 use kvring::testing::{Action, Engine, Reaped, Transfer};
 
-use super::common::faults::FaultEngine;
-use super::common::random::Random;
+use crate::common::faults::FaultEngine;
+use crate::common::random::Random;
 
 const MOST_LOOKS: u64 = 8;
 /// A reactor looks again after this time at the latest while something is late.

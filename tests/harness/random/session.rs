@@ -1,57 +1,20 @@
-//! What a seed stands for: sessions with settings of their own, and the chunks that are stored in them.
+//! A session of the random operations: the settings that its seed draws, and the lengths of its chunks.
 
 use std::time::Duration;
 
 use kvring::{Admission, BLOCK_BYTES, Config, Durability, Eviction};
 
-use super::common::random::Random;
+use crate::common::MIB;
+use crate::common::random::Random;
+use crate::plan::End;
 
-pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SHORTEST: u64 = 1 << 10;
 pub(crate) const LONGEST: u64 = 4 << 20;
-pub(crate) const KEYS: u32 = 4096;
-
-/// Namespaces, by the number of a key: two have a quota, two are of keys that are not of LMCache's form.
-const NAMESPACES: [&str; 6] = ["large/model", "large/model@salt", "small", "small@tenant", "", ""];
+pub(crate) const KEYS: u64 = 4096;
 const QUOTAS: [(&str, u64); 2] = [("small", 12 * MIB), ("small@tenant", 5 * MIB)];
-/// Of this many keys without a namespace one is long: its record is a chain.
-const LONG_KEYS: u32 = 16;
-
-/// The namespace of a key.
-pub(crate) fn namespace(key: u32) -> &'static str {
-    NAMESPACES[key as usize % NAMESPACES.len()]
-}
-
-pub(crate) fn namespaces() -> impl Iterator<Item = &'static str> {
-    NAMESPACES[..NAMESPACES.len() - 1].iter().copied()
-}
 
 pub(crate) fn quota_bytes(namespace: &str) -> Option<u64> {
     QUOTAS.iter().find(|(name, _)| *name == namespace).map(|(_, bytes)| *bytes)
-}
-
-/// How a key is spelt.
-pub(crate) fn name(key: u32) -> String {
-    let (model, salt) = namespace(key).split_once('@').unwrap_or((namespace(key), ""));
-    match (model, salt) {
-        ("", _) if (key / NAMESPACES.len() as u32).is_multiple_of(LONG_KEYS) => {
-            format!("{key:0>1000}")
-        }
-        ("", _) => format!("key-{key}"),
-        (model, "") => format!("{model}@00000001@0@{key:064x}"),
-        (model, salt) => format!("{model}@00000001@0@{key:064x}@{salt}"),
-    }
-}
-
-/// The key spelt so.
-pub(crate) fn key_of(name: &str) -> u32 {
-    let mut fields = name.split('@');
-    let last = match fields.nth(3) {
-        Some(hash) => u32::from_str_radix(hash.trim_start_matches('0'), 16),
-        None => name.trim_start_matches("key-").trim_start_matches('0').parse(),
-    };
-    // What is all zeros is key 0.
-    last.unwrap_or(0)
 }
 
 /// Which lengths the chunks of a session have.
@@ -71,13 +34,6 @@ const DRIFTING_BYTES: [u64; 8] =
     [1 << 10, 4 << 10, 12_345, 40 << 10, 100_000, 300 << 10, 1 << 20, 4 << 20];
 /// SETs in which one length is the most frequent.
 const DRIFT: u64 = 3_000;
-
-/// How a session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    Close,
-    Kill,
-}
 
 /// A session as the seed has it.
 #[derive(Debug)]
@@ -147,8 +103,8 @@ impl Session {
     }
 
     /// Length of the chunk of SET `version`.
-    pub(crate) fn length(&self, random: &mut Random, version: u64) -> u64 {
-        match self.mix {
+    pub(crate) fn length(&self, random: &mut Random, version: u64) -> usize {
+        let length = match self.mix {
             Mix::LogUniform => {
                 let octave = SHORTEST << random.below(12);
                 octave + random.below(octave + 1)
@@ -160,6 +116,7 @@ impl Session {
             }
             Mix::Blocks => (1 + random.below(LONGEST / BLOCK_BYTES)) * BLOCK_BYTES,
             Mix::Short => SHORTEST + random.below(15 << 10),
-        }
+        };
+        length as usize
     }
 }

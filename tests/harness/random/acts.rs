@@ -4,9 +4,10 @@ use kvring::FailureCode;
 
 use super::content::Span;
 use super::driver::Driver;
-use super::judge::Did;
-use super::ledger::{Chunk, Tally};
-use super::plan::{KEYS, key_of, name, namespace, namespaces, quota_bytes};
+use super::session::{KEYS, quota_bytes};
+use super::step::Did;
+use crate::plan::Chunk;
+use crate::plan::{key_of, name, names, namespace, namespaces};
 
 /// Keys that are used more often than others, and how many of the last ones are.
 const HOT_KEYS: u64 = 48;
@@ -15,27 +16,27 @@ const MOST_KEYS: u64 = 16;
 
 /// Batches of a step that are not answered yet.
 pub(super) enum Waiting {
-    Set(u64, Vec<(usize, u32, Chunk)>),
-    Get(u64, Vec<(usize, u32, Span)>),
+    Set(u64, Vec<(usize, u64, Chunk)>),
+    Get(u64, Vec<(usize, u64, Span)>),
 }
 
 impl Driver<'_> {
     /// Something is about to be done to a key, for the first time in this step or again.
-    pub(super) fn note(&mut self, key: u32) {
-        let (ledger, before) = (self.ledger, &mut self.before);
-        before.entry(key).or_insert_with(|| (ledger.possible(key), ledger.last_use_ms(key)));
+    pub(super) fn note(&mut self, key: u64) {
+        let before = (self.possible(key), self.ledger.uses(&key).latest_ms);
+        self.before.entry(key).or_insert(before);
     }
 
-    fn some_keys(&mut self) -> Vec<u32> {
+    fn some_keys(&mut self) -> Vec<u64> {
         let count = 1 + self.random.below(MOST_KEYS);
-        let mut keys: Vec<u32> = Vec::new();
+        let mut keys: Vec<u64> = Vec::new();
         for _ in 0..count {
             let key = match self.random.below(8) {
                 0..3 if !self.recent.is_empty() => {
                     self.recent[self.random.below(self.recent.len() as u64) as usize]
                 }
-                3..5 => self.random.below(HOT_KEYS) as u32,
-                _ => self.random.below(u64::from(KEYS)) as u32,
+                3..5 => self.random.below(HOT_KEYS),
+                _ => self.random.below(KEYS),
             };
             // A key has room for few chunks at a time.
             if !keys.contains(&key) {
@@ -45,14 +46,13 @@ impl Driver<'_> {
         keys
     }
 
-    fn memory(&mut self, length: u64) -> Option<Span> {
+    fn memory(&mut self, length: usize) -> Option<Span> {
         // Beside it there must be room for what stays.
-        if self.step_bytes + length > self.session.capacity_bytes / 4 {
+        if self.step_bytes + length as u64 > self.session.capacity_bytes / 4 {
             return None;
         }
-        let shift = if self.shifts && self.random.one_of(8) { 3 } else { 0 };
-        let span = self.arena.take(length, shift)?;
-        self.step_bytes += length;
+        let span = self.arena.take(length, 0)?;
+        self.step_bytes += length as u64;
         Some(span)
     }
 
@@ -64,18 +64,19 @@ impl Driver<'_> {
         let (mut keys, mut buffers, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
         for key in self.some_keys() {
             self.note(key);
-            let possible = self.ledger.possible(key);
+            let possible = self.possible(key);
             let repeats = possible.len() == 1 && self.random.one_of(6);
             let chunk = if repeats {
                 possible[0]
             } else {
-                let version = self.ledger.count(Tally::Versions, 1) + 1;
+                self.ledger.count("versions", 1);
+                let version = self.ledger.tally("versions");
                 Chunk { version, length: self.session.length(&mut self.random, version) }
             };
             let Some(span) = self.memory(chunk.length) else { break };
             self.contents.fill(self.arena, span, key, chunk);
-            self.ledger.begin_set(key, chunk);
-            self.ledger.begin_use(key, self.now_ms());
+            self.ledger.may_be(&key, Some(chunk));
+            self.ledger.begin_use(&key, self.now_ms());
             keys.push(name(key));
             buffers.push(self.arena.buffer(span));
             chunks.push((self.log.len(), key, chunk));
@@ -87,7 +88,7 @@ impl Driver<'_> {
         self.waiting.push(Waiting::Set(future_id, chunks));
     }
 
-    fn remember(&mut self, key: u32) {
+    fn remember(&mut self, key: u64) {
         if self.recent.len() < RECENT_KEYS {
             self.recent.push(key);
         } else {
@@ -99,12 +100,12 @@ impl Driver<'_> {
     pub(super) fn get(&mut self) {
         let (mut keys, mut buffers, mut spans) = (Vec::new(), Vec::new(), Vec::new());
         for key in self.some_keys() {
-            let latest = self.ledger.possible(key).into_iter().max_by_key(|chunk| chunk.version);
+            let latest = self.possible(key).into_iter().max_by_key(|chunk| chunk.version);
             let length = latest.map_or(4096, |chunk| chunk.length);
             let length = if self.random.one_of(50) { length % 70_000 + 1 } else { length };
             let Some(span) = self.memory(length) else { break };
             self.note(key);
-            self.ledger.begin_use(key, self.now_ms());
+            self.ledger.begin_use(&key, self.now_ms());
             keys.push(name(key));
             buffers.push(self.arena.buffer(span));
             spans.push((self.log.len(), key, span));
@@ -117,7 +118,7 @@ impl Driver<'_> {
 
     pub(super) fn exists(&mut self, is_prefix: bool) {
         let keys = self.some_keys();
-        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let names = names(&keys);
         let refused = || self.client.counter("leases_refused");
         // Asking costs more than the operation: not every time.
         let before = (self.session.has_guards && self.random.one_of(3)).then(refused);
@@ -143,12 +144,12 @@ impl Driver<'_> {
     pub(super) fn delete(&mut self) {
         let mut keys = self.some_keys();
         keys.truncate(6);
-        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let names = names(&keys);
         assert!(self.client.delete(&names).iter().all(|deleted| *deleted));
         for key in keys {
             self.note(key);
             if !self.is_dead() {
-                self.ledger.settle(key, &[]);
+                self.settle(key, &[]);
             }
             self.log.push((key, Did::Delete));
         }
@@ -156,7 +157,7 @@ impl Driver<'_> {
 
     pub(super) fn pin(&mut self) -> Result<(), String> {
         let keys = self.some_keys();
-        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let names = names(&keys);
         let pinned = self.client.connector.pin(&names).map_err(|error| error.to_string())?;
         keys.iter().for_each(|key| self.note(*key));
         self.log.extend(keys.into_iter().zip(pinned.into_iter().map(Did::Pin)));
@@ -167,7 +168,7 @@ impl Driver<'_> {
         let mut keys = self.some_keys();
         let pinned = self.guards.iter().filter(|(_, guard)| guard.pinned || guard.may_be_pinned);
         let pinned = pinned.map(|(key, _)| *key);
-        let mut pinned: Vec<u32> = pinned.collect();
+        let mut pinned: Vec<u64> = pinned.collect();
         // Not in the order of a hash table.
         pinned.sort_unstable();
         for key in pinned {
@@ -175,7 +176,7 @@ impl Driver<'_> {
                 keys.push(key);
             }
         }
-        let names: Vec<String> = keys.iter().map(|key| name(*key)).collect();
+        let names = names(&keys);
         let unpinned = self.client.connector.unpin(&names).map_err(|error| error.to_string())?;
         keys.iter().for_each(|key| self.note(*key));
         self.log.extend(keys.into_iter().zip(unpinned.into_iter().map(Did::Unpin)));
@@ -183,12 +184,11 @@ impl Driver<'_> {
     }
 
     pub(super) fn purge(&mut self) -> Result<(), String> {
-        let all: Vec<&str> = namespaces().collect();
-        let purged_namespace = self.random.choose(&all);
+        let purged_namespace = self.random.choose(namespaces());
         let done = self.client.connector.purge(purged_namespace);
         let done = done.map_err(|error| error.to_string())?;
-        let pinned: Vec<u32> = done.pinned.iter().map(|name| key_of(name)).collect();
-        self.ledger.count(Tally::Purged, done.keys);
+        let pinned: Vec<u64> = done.pinned.iter().map(|name| key_of(name)).collect();
+        self.ledger.count("purged", done.keys);
         for key in (0..KEYS).filter(|key| namespace(*key) == purged_namespace) {
             let stays = pinned.contains(&key);
             if stays || self.guards.contains_key(&key) || self.before.contains_key(&key) {
@@ -196,7 +196,7 @@ impl Driver<'_> {
                 self.log.push((key, Did::Purge(stays)));
             }
             if !stays && !self.is_dead() {
-                self.ledger.settle(key, &[]);
+                self.settle(key, &[]);
             }
         }
         let listed = self.list(purged_namespace)?;
@@ -207,7 +207,7 @@ impl Driver<'_> {
     }
 
     /// Keys of a namespace that are held.
-    fn list(&self, of: &str) -> Result<Vec<u32>, String> {
+    fn list(&self, of: &str) -> Result<Vec<u64>, String> {
         let (mut listed, mut cursor) = (Vec::new(), Some(0));
         while let Some(from) = cursor {
             let (keys, next) =
@@ -224,15 +224,15 @@ impl Driver<'_> {
 
     pub(super) fn expire(&mut self) -> Result<(), String> {
         let expired = self.client.connector.expire().map_err(|error| error.to_string())?;
-        self.ledger.count(Tally::Expired, expired);
+        self.ledger.count("expired", expired);
         // What is written meanwhile may be used meanwhile.
         if !self.waiting.is_empty() {
             return Ok(());
         }
-        for of in namespaces() {
+        for of in namespaces().iter().copied() {
             for key in self.list(of)? {
                 let guard = self.guards.get(&key).copied().unwrap_or_default();
-                if self.is_expired(guard, self.ledger.last_use_ms(key)) && !self.is_dead() {
+                if self.is_expired(guard, self.ledger.uses(&key).latest_ms) && !self.is_dead() {
                     return Err(format!("'{}' is listed after it has expired", name(key)));
                 }
             }
@@ -251,12 +251,12 @@ impl Driver<'_> {
                     return Err(format!("a SET says '{}'", completion.error));
                 }
                 for ((place, key, chunk), stored) in chunks.into_iter().zip(completion.results) {
-                    self.ledger.count(Tally::Sets, 1);
-                    self.ledger.count(Tally::SetsFailed, u64::from(!stored));
+                    self.ledger.count("sets", 1);
+                    self.ledger.count("sets_failed", u64::from(!stored));
                     // Nothing is in the way but what is being loaded or written, here and there.
                     let has_room =
                         !self.session.has_guards && quota_bytes(namespace(key)).is_none();
-                    self.ledger.count(Tally::Unplaced, u64::from(has_room && !stored));
+                    self.ledger.count("unplaced", u64::from(has_room && !stored));
                     self.log[place].1 = Did::Set(chunk, stored);
                 }
             }
@@ -266,8 +266,8 @@ impl Driver<'_> {
                     return Err(format!("a GET says '{}'", completion.error));
                 }
                 for ((place, _, span), hit) in spans.into_iter().zip(completion.results) {
-                    self.ledger.count(if hit { Tally::GetHits } else { Tally::GetMisses }, 1);
-                    self.log[place].1 = Did::Get(span.length as u64, hit.then_some(span));
+                    self.ledger.count(if hit { "hits" } else { "misses" }, 1);
+                    self.log[place].1 = Did::Get(span.length, hit.then_some(span));
                 }
             }
         }

@@ -3,51 +3,38 @@
 //! each step it is compared with what can be there: a hit has the bytes that were stored last, what is pinned or leased
 //! is there, what has expired is not, and the directory never takes more than the capacity.
 //!
-//! `cargo run --release --example random_operations -- --operations 10000000` works on a simulated disk, which keeps the
-//! first bytes of each block; `--disk DIRECTORY` on a real one, with whole chunks, in processes of their own that are
-//! killed. A failure prints the seed of its session; `--seed` repeats the operations, not the moments at which threads
-//! and kills meet them.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a harness that unwraps fails with the place and the reason"
-)]
+//! It works on a simulated disk, which keeps the first bytes of each block; `--disk DIRECTORY` on a real one, with whole chunks, in
+//! processes of their own that are killed. A failure prints the seed of its session; `--seed` repeats the operations, not the moments at
+//! which threads and kills meet them.
 
-#[path = "random_acts.rs"]
 mod acts;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "random_content.rs"]
 mod content;
-#[path = "random_disk.rs"]
 mod disk;
-#[path = "random_driver.rs"]
 mod driver;
-#[path = "random_judge.rs"]
-mod judge;
-#[path = "random_ledger.rs"]
-mod ledger;
-#[path = "random_plan.rs"]
-mod plan;
+mod session;
+mod step;
 
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use common::Client;
-use common::on_disk_bytes;
-use common::random::Random;
-use content::{Arena, Contents};
-use disk::TagDisk;
-use driver::Driver;
 use kvring::testing::Clock;
 use kvring::{Config, Connector};
-use ledger::{Ledger, Tally};
-use plan::{End, MIB, Session};
+
+use self::content::{Arena, Contents};
+use self::disk::TagDisk;
+use self::driver::Driver;
+use self::session::Session;
+use super::common::random::Random;
+use super::common::{self, Client, MIB, on_disk_bytes};
+use super::ledger::Ledger;
+use super::plan::End;
+use super::{close_idle, set_layout};
 
 const SIMULATED: &str = "simulated";
 /// The first time on the clock: late enough to be set back.
@@ -58,9 +45,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(2);
 const LEAST_SETS_PER_UNPLACED: u64 = 10_000;
 const LONGEST_LIFE_MS: u64 = 400;
 
-/// Does random things to a store and checks what comes of them.
-#[derive(Parser)]
-struct Arguments {
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
     /// How many operations at least, each on one key.
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
@@ -82,9 +68,6 @@ struct Arguments {
     /// Work as the process of one session.
     #[arg(long, hide = true)]
     child: bool,
-    /// What is known of the keys.
-    #[arg(long, hide = true)]
-    ledger: Option<PathBuf>,
 }
 
 impl Arguments {
@@ -121,7 +104,7 @@ fn watched<R>(path: &Path, work: impl FnOnce() -> R) -> (R, u64) {
 /// Everything but the opening and the end.
 fn live(
     client: &Client,
-    ledger: &Ledger,
+    ledger: &mut Ledger,
     contents: &Contents,
     session: &Session,
     path: &Path,
@@ -138,22 +121,14 @@ fn live(
         driver.look(session.seed.is_multiple_of(4))?;
         if was_killed() { Ok(()) } else { driver.work() }
     });
-    ledger.note_most(Tally::MostBytes, most);
-    for (tally, name) in [(Tally::Evicted, "evicted"), (Tally::Expired, "expired")] {
+    ledger.note_most("most_bytes", most);
+    for (tally, name) in [("evicted", "evicted"), ("expired", "expired")] {
         ledger.count(tally, client.counter(name));
     }
     outcome?;
     match most <= session.capacity_bytes {
         true => Ok(()),
         false => Err(format!("{most} bytes on disk of {}", session.capacity_bytes)),
-    }
-}
-
-fn close(client: &Client) -> Result<(), String> {
-    let shutdown = client.connector.close();
-    match shutdown.clean && !shutdown.partial_flush {
-        true => Ok(()),
-        false => Err(format!("closed with nothing to do, but {shutdown}")),
     }
 }
 
@@ -175,41 +150,43 @@ fn opened(
 fn simulated(
     disk: &Arc<TagDisk>,
     path: &Path,
-    ledger: &Ledger,
+    ledger: &mut Ledger,
     contents: &Contents,
     session: &Session,
     was_closed: bool,
 ) -> Result<(), String> {
-    let clock = Arc::new(AtomicU64::new(ledger.tally(Tally::ClockMs)));
+    let clock = Arc::new(AtomicU64::new(ledger.tally("clock_ms")));
     let mut random = Random::new(!session.seed);
+    // Many kills while it opens.
     let events = match session.end {
-        End::Close => u64::MAX,
-        // Many while it opens.
         End::Kill if random.one_of(8) => 1 + random.below(50),
         End::Kill => 1 + random.below(session.operations),
+        _ => u64::MAX,
     };
     let config = config(path, session, &clock);
     let client = opened(disk.open(config, events, random.below(u64::MAX)), was_closed)?;
     let was_killed = || disk.was_killed();
     live(&client, ledger, contents, session, path, &clock, &was_killed)?;
-    match session.end {
-        End::Close => close(&client),
-        End::Kill => {
-            disk.kill();
-            drop(client);
-            disk.restore();
-            Ok(())
-        }
+    if session.end == End::Close {
+        return close_idle(&client);
     }
+    disk.kill();
+    drop(client);
+    disk.restore();
+    Ok(())
 }
 
 // --- on a real disk ---
 
-/// The process of one session.
-fn child(arguments: &Arguments, ledger: &Ledger) -> Result<(), String> {
+/// The process of one session: it is told what is known, and tells what it does.
+fn child(arguments: &Arguments) -> Result<(), String> {
+    let mut ledger = Ledger::default();
+    std::io::stdin().lines().for_each(|line| assert!(ledger.read(&line.unwrap())));
+    ledger.tells = true;
+    let ledger = &mut ledger;
     let path = Path::new(&arguments.disk);
     let session = arguments.session(arguments.first_session);
-    let clock = Arc::new(AtomicU64::new(ledger.tally(Tally::ClockMs)));
+    let clock = Arc::new(AtomicU64::new(ledger.tally("clock_ms")));
     if session.end == End::Kill {
         let mut random = Random::new(!session.seed);
         // Many within the first milliseconds, while it opens.
@@ -226,16 +203,28 @@ fn child(arguments: &Arguments, ledger: &Ledger) -> Result<(), String> {
     let client = client.map_err(|error| format!("open failed: {error}"))?;
     let contents = Contents::new(true);
     live(&client, ledger, &contents, &session, path, &clock, &|| false)?;
-    close(&client)
+    close_idle(&client)
 }
 
-fn in_a_child(arguments: &Arguments, ledger: &Path, number: u64) -> Result<bool, String> {
+/// Has a process work for one session. Says whether it was killed.
+fn in_a_child(arguments: &Arguments, ledger: &mut Ledger, number: u64) -> Result<bool, String> {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg("--child").arg("--ledger").arg(ledger);
-    command.arg("--disk").arg(&arguments.disk).arg("--seed").arg(arguments.seed.to_string());
-    command.arg("--capacity-mib").arg(arguments.capacity_mib.to_string());
-    command.arg("--first-session").arg(number.to_string());
-    let status = command.status().unwrap();
+    command.arg("random").arg("--child").arg("--disk").arg(&arguments.disk);
+    for (name, value) in [
+        ("--seed", arguments.seed),
+        ("--capacity-mib", arguments.capacity_mib),
+        ("--first-session", number),
+    ] {
+        command.arg(name).arg(value.to_string());
+    }
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let known: String = ledger.lines().map(|line| line + "\n").collect();
+    // One that is killed at once reads nothing.
+    let _ = child.stdin.take().unwrap().write_all(known.as_bytes());
+    for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        ledger.read(&line);
+    }
+    let status = child.wait().unwrap();
     match status.signal() {
         Some(libc::SIGKILL) => Ok(true),
         None if status.success() => Ok(false),
@@ -243,86 +232,67 @@ fn in_a_child(arguments: &Arguments, ledger: &Path, number: u64) -> Result<bool,
     }
 }
 
-fn run(arguments: &Arguments) -> Result<String, (u64, String)> {
-    let temporary = tempfile::tempdir_in("/dev/shm").unwrap();
-    let (store, ledger_path) = (temporary.path().join("store"), temporary.path().join("ledger"));
-    std::fs::create_dir(&store).unwrap();
-    let ledger = Ledger::create(&ledger_path);
-    ledger.store(Tally::ClockMs, START_MS);
-    let is_simulated = arguments.disk == SIMULATED;
-    let (disk, contents) = (TagDisk::new(&store), Contents::new(false));
-    let (start, mut was_closed) = (Instant::now(), true);
-    let mut number = arguments.first_session;
-    while ledger.tally(Tally::Operations) < arguments.operations {
-        let session = arguments.session(number);
-        let outcome = if is_simulated {
-            simulated(&disk, &store, &ledger, &contents, &session, was_closed)
-                .map(|()| session.end == End::Kill)
-        } else {
-            in_a_child(arguments, &ledger_path, number)
-        };
-        let was_killed = outcome.map_err(|error| (number, format!("{error}; {session:?}")))?;
-        was_closed = !was_killed;
-        ledger.end_session(was_killed);
-        ledger.count(if was_killed { Tally::Kills } else { Tally::Closes }, 1);
-        number += 1;
-    }
-    let tally = |tally| ledger.tally(tally);
-    if tally(Tally::Unplaced).saturating_sub(1) * LEAST_SETS_PER_UNPLACED > tally(Tally::Sets) {
-        let unplaced = tally(Tally::Unplaced);
-        return Err((number, format!("{unplaced} SETs found no room with nothing in the way")));
-    }
-    Ok(format!(
-        "{} operations in {:.0} s, with {} kills and {} closes between them: nothing wrong, nothing over the capacity\n\
-         {} SETs, {} of them without room ({} though nothing was guarded); {} hits, {} misses; {} chunks evicted, {} expired, {} purged; \
-         {} times something guarded; {} checks; up to {} permille of the capacity allocated, {} bytes on disk at most",
-        tally(Tally::Operations),
-        start.elapsed().as_secs_f64(),
-        tally(Tally::Kills),
-        tally(Tally::Closes),
-        tally(Tally::Sets),
-        tally(Tally::SetsFailed),
-        tally(Tally::Unplaced),
-        tally(Tally::GetHits),
-        tally(Tally::GetMisses),
-        tally(Tally::Evicted),
-        tally(Tally::Expired),
-        tally(Tally::Purged),
-        tally(Tally::Guarded),
-        tally(Tally::Checks),
-        tally(Tally::MostPermille),
-        tally(Tally::MostBytes),
-    ))
-}
-
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    if let Some(layout) = &arguments.layout {
-        // SAFETY: there is one thread yet. Children inherit it.
-        unsafe { std::env::set_var("KVRING_TEST_LAYOUT", layout) };
+pub(crate) fn run(arguments: &Arguments) -> Result<String, String> {
+    set_layout(arguments.layout.as_deref());
+    if arguments.child {
+        return child(arguments).map(|()| "done".into());
     }
     if arguments.disk == SIMULATED && common::layout() != kvring::Layout::Extents {
-        eprintln!("the simulated disk has layout 'extents' only: give --disk a directory");
-        return ExitCode::FAILURE;
+        return Err("the simulated disk has layout 'extents' only: give --disk a directory".into());
     }
-    if arguments.child {
-        let ledger = Ledger::open(arguments.ledger.as_deref().expect("a child is told where"));
-        return match child(&arguments, &ledger) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
+    let temporary = tempfile::tempdir_in("/dev/shm").unwrap();
+    let store = temporary.path();
+    let mut ledger = Ledger::default();
+    ledger.set_tally("clock_ms", START_MS);
+    let is_simulated = arguments.disk == SIMULATED;
+    let (disk, contents) = (TagDisk::new(store), Contents::new(false));
+    let (start, mut was_closed) = (Instant::now(), true);
+    let mut number = arguments.first_session;
+    while ledger.tally("operations") < arguments.operations {
+        let session = arguments.session(number);
+        let outcome = if is_simulated {
+            simulated(&disk, store, &mut ledger, &contents, &session, was_closed)
+                .map(|()| session.end == End::Kill)
+        } else {
+            in_a_child(arguments, &mut ledger, number)
         };
+        let was_killed = outcome.map_err(|error| {
+            format!("seed {}, session {number}: {error}; {session:?}", arguments.seed)
+        })?;
+        was_closed = !was_killed;
+        ledger.end_session(was_killed);
+        ledger.count(if was_killed { "kills" } else { "closes" }, 1);
+        number += 1;
     }
-    match run(&arguments) {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err((number, error)) => {
-            eprintln!("seed {}, session {number}: {error}", arguments.seed);
-            ExitCode::FAILURE
-        }
+    let tally = |name| ledger.tally(name);
+    let unplaced = tally("unplaced");
+    if unplaced.saturating_sub(1) * LEAST_SETS_PER_UNPLACED > tally("sets") {
+        return Err(format!(
+            "seed {}: {unplaced} SETs found no room with nothing in the way",
+            arguments.seed
+        ));
     }
+    let names = [
+        ("sets", "SETs"),
+        ("sets_failed", "of them without room"),
+        ("unplaced", "though nothing was guarded"),
+        ("hits", "hits"),
+        ("misses", "misses"),
+        ("evicted", "chunks evicted"),
+        ("expired", "expired"),
+        ("purged", "purged"),
+        ("guarded", "times something guarded"),
+        ("checks", "checks"),
+        ("most_permille", "permille of the capacity allocated at most"),
+        ("most_bytes", "bytes on disk at most"),
+    ];
+    let counted: String =
+        names.iter().map(|(name, what)| format!(", {} {what}", tally(name))).collect();
+    Ok(format!(
+        "{} operations in {:.0} s, with {} kills and {} closes between them: nothing wrong, nothing over the capacity{counted}",
+        tally("operations"),
+        start.elapsed().as_secs_f64(),
+        tally("kills"),
+        tally("closes"),
+    ))
 }

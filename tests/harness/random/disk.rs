@@ -13,8 +13,8 @@ use kvring::testing::{Action, Engine, Reaped, Transfer, Waker};
 use kvring::{BLOCK_BYTES, Config, Connector, EngineError};
 use parking_lot::Mutex;
 
-use super::common::random::Random;
-use super::common::wait_for;
+use crate::common::random::Random;
+use crate::common::wait_for;
 
 const INDEX: &str = "index.kvring";
 const BLOCK: usize = BLOCK_BYTES as usize;

@@ -2,64 +2,48 @@
 //! acknowledged is a hit at once and after a reopen; a SET fails only if what must stay leaves no room; equal bytes turn no hit into a
 //! miss; a healthy path stays and a dead one goes; trouble ends; nothing is held at rest.
 //!
-//! `cargo test --example pair_harness` runs it for a minute or two, `cargo run --release --example pair_harness -- --seconds 3600` for an hour.
-//! A failure prints the seed of its life, and `... -- --seed N --lives 1` repeats its draws.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a harness that unwraps fails with the place and the reason"
-)]
+//! `cargo test --example harness` runs it for a minute or two.
 
-#[path = "pair_calls.rs"]
 mod calls;
-#[path = "pair_checks.rs"]
 mod checks;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "pair_driver.rs"]
 mod driver;
-#[path = "pair_faults.rs"]
 mod faults;
-#[path = "pair_late.rs"]
 mod late;
-#[path = "pair_model.rs"]
 mod model;
-#[path = "pair_pauses.rs"]
 mod pauses;
-#[path = "pair_plan.rs"]
 mod plan;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
-use common::chunks::copy_all;
-use common::faults::FaultEngine;
-use common::random::Random;
-use common::{Client, config_of};
-use driver::{Driver, ask_beside};
-use faults::{Faults, FaultyFiles};
 use kvring::Connector;
 use kvring::testing::Clock;
-use late::LateEngine;
-use model::Model;
 use parking_lot::Mutex;
-use plan::{Mechanism, Plan};
 use tempfile::TempDir;
+
+use self::driver::{Driver, ask_beside};
+use self::faults::{Faults, FaultyFiles};
+use self::late::LateEngine;
+use self::model::Model;
+use self::plan::{Mechanism, Plan};
+use super::close_idle;
+use super::common::chunks::copy_all;
+use super::common::faults::FaultEngine;
+use super::common::random::Random;
+use super::common::{Client, MIB, config_of};
 
 /// A step that takes longer hangs.
 const HANG: Duration = Duration::from_secs(75);
 /// Of data files where the store grows by many: whatever it wants, halved as often as needed, is less than twice the shortest one.
-const SHORT_FILE_BYTES: u64 = 32 * common::MIB - 1;
+const SHORT_FILE_BYTES: u64 = 32 * MIB - 1;
 const START_MS: u64 = 1_700_000_000_000;
 
-/// Has mechanisms of a store meet, two or three at once.
-#[derive(Parser)]
-struct Arguments {
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
     /// How many lives at least.
     #[arg(long, default_value_t = 1)]
     lives: u64,
@@ -179,15 +163,12 @@ impl Life {
             self.directory = next;
         } else {
             begin_step(self.plan.seed, "close");
-            let shutdown = client.connector.close();
-            if !shutdown.clean || shutdown.partial_flush {
-                return Err(format!("closed with nothing to do, but {shutdown}"));
-            }
+            close_idle(&client)?;
         }
         self.model.end_session(is_killed);
         if self.plan.has(Mechanism::Resize) {
             let before = self.plan.capacity_bytes;
-            self.plan.capacity_bytes = self.random.choose(&[16, 24, 32]) * common::MIB;
+            self.plan.capacity_bytes = self.random.choose(&[16, 24, 32]) * MIB;
             self.may_have_lost |= self.plan.capacity_bytes < before;
         }
         Ok(())
@@ -244,7 +225,12 @@ fn watch_for_hangs() -> Arc<()> {
 }
 
 /// Lives of the seeds from the first on: so many, and for so long. Says how many there were.
-fn run(first: u64, lives: u64, time: Duration, plan: impl Fn(u64) -> Plan) -> Result<u64, String> {
+fn live_all(
+    first: u64,
+    lives: u64,
+    time: Duration,
+    plan: impl Fn(u64) -> Plan,
+) -> Result<u64, String> {
     begin_step(first, "begin");
     let (_watching, mut count, began) = (watch_for_hangs(), 0, Instant::now());
     while count < lives || began.elapsed() < time {
@@ -255,19 +241,11 @@ fn run(first: u64, lives: u64, time: Duration, plan: impl Fn(u64) -> Plan) -> Re
     Ok(count)
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+pub(crate) fn run(arguments: &Arguments) -> Result<String, String> {
     let time = Duration::from_secs(arguments.seconds);
-    match run(arguments.seed, arguments.lives, time, |seed| Plan::drawn(seed, &arguments.with)) {
-        Ok(count) => {
-            println!("{count} lives, from seed {}: nothing wrong", arguments.seed);
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    let plan = |seed| Plan::drawn(seed, &arguments.with);
+    let count = live_all(arguments.seed, arguments.lives, time, plan)?;
+    Ok(format!("{count} lives, from seed {}: nothing wrong", arguments.seed))
 }
 
 #[cfg(test)]
@@ -290,11 +268,11 @@ mod tests {
             let mechanisms = vec![Mechanism::Faults, Mechanism::FailedSyncs];
             Plan::of(seed, mechanisms, layout, durability)
         };
-        run(1, 40, Duration::ZERO, plan).unwrap();
+        live_all(1, 40, Duration::ZERO, plan).unwrap();
     }
 
     #[test]
     fn pairs_of_mechanisms_keep_the_promises() {
-        run(1, 80, Duration::ZERO, |seed| Plan::drawn(seed, &[])).unwrap();
+        live_all(1, 80, Duration::ZERO, |seed| Plan::drawn(seed, &[])).unwrap();
     }
 }

@@ -6,34 +6,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::acts::Waiting;
-use super::common::random::Random;
-use super::common::{Client, on_disk_bytes};
 use super::content::{Arena, Contents};
-use super::judge::{Did, Guard};
-use super::ledger::{Chunk, Ledger, Tally};
-use super::plan::{KEYS, Session, name, quota_bytes};
+use super::session::{KEYS, Session, quota_bytes};
+use super::step::{Did, Guard};
+use crate::common::random::Random;
+use crate::common::{Client, on_disk_bytes};
+use crate::judge;
+use crate::ledger::Ledger;
+use crate::plan::{Call, Chunk, name};
 
 /// Steps between two looks at everything.
 const STEPS_PER_CHECK: u64 = 64;
+const CALLS: [(Call, u64); 9] = [
+    (Call::Set, 832),
+    (Call::Get, 562),
+    (Call::Exists, 240),
+    (Call::Prefix, 112),
+    (Call::Delete, 144),
+    (Call::Pin, 64),
+    (Call::Unpin, 80),
+    (Call::Purge, 1),
+    (Call::Expire, 2),
+];
 
 pub(crate) struct Driver<'a> {
     pub(crate) client: &'a Client,
-    pub(crate) ledger: &'a Ledger,
+    pub(crate) ledger: &'a mut Ledger,
     pub(crate) contents: &'a Contents,
     pub(crate) arena: &'a mut Arena,
     pub(crate) session: &'a Session,
     pub(crate) path: &'a Path,
     pub(crate) clock: Arc<AtomicU64>,
-    /// Memory may be at any address.
-    pub(crate) shifts: bool,
     pub(crate) was_killed: &'a dyn Fn() -> bool,
     pub(crate) random: Random,
-    pub(super) guards: HashMap<u32, Guard>,
-    pub(super) recent: Vec<u32>,
+    pub(super) guards: HashMap<u64, Guard>,
+    pub(super) recent: Vec<u64>,
     pub(super) latest_ms: u64,
-    pub(super) log: Vec<(u32, Did)>,
+    pub(super) log: Vec<(u64, Did)>,
     /// What might be there of each key of the step before it, and when it was used last.
-    pub(super) before: HashMap<u32, (Vec<Chunk>, u64)>,
+    pub(super) before: HashMap<u64, (Vec<Chunk>, u64)>,
     pub(super) waiting: Vec<Waiting>,
     pub(super) step_bytes: u64,
 }
@@ -42,7 +53,7 @@ impl<'a> Driver<'a> {
     #[expect(clippy::too_many_arguments, reason = "the parts of one session")]
     pub(crate) fn new(
         client: &'a Client,
-        ledger: &'a Ledger,
+        ledger: &'a mut Ledger,
         contents: &'a Contents,
         arena: &'a mut Arena,
         session: &'a Session,
@@ -58,7 +69,6 @@ impl<'a> Driver<'a> {
             session,
             path,
             clock,
-            shifts: false,
             was_killed,
             random: Random::new(session.seed),
             guards: HashMap::new(),
@@ -71,16 +81,26 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// The chunks of a key that may be there; nothing may be there of any, as all can be evicted.
+    pub(super) fn possible(&self, key: u64) -> Vec<Chunk> {
+        self.ledger.possible(&key).into_iter().flatten().collect()
+    }
+
+    pub(super) fn settle(&mut self, key: u64, chunks: &[Chunk]) {
+        let possible = chunks.iter().copied().map(Some).chain([None]);
+        self.ledger.settle(&key, possible.collect::<Vec<_>>());
+    }
+
     /// Looks at the keys of which several chunks may be there, or at all, and notes what is.
     pub(crate) fn look(&mut self, at_all: bool) -> Result<(), String> {
         self.latest_ms = self.now_ms();
         for key in 0..KEYS {
-            let possible = self.ledger.possible(key);
+            let possible = self.possible(key);
             if possible.is_empty() || (possible.len() == 1 && !at_all) {
                 continue;
             }
-            let is_expired = self.is_expired(Guard::default(), self.ledger.last_use_ms(key));
-            self.ledger.begin_use(key, self.now_ms());
+            let is_expired = self.is_expired(Guard::default(), self.ledger.uses(&key).latest_ms);
+            self.ledger.begin_use(&key, self.now_ms());
             let mut found = Vec::new();
             for chunk in &possible {
                 self.arena.reset();
@@ -90,11 +110,8 @@ impl<'a> Driver<'a> {
                 let future_id =
                     connector.submit_get(&[name(key)], &buffers, self.arena.keep()).unwrap();
                 if self.client.wait(future_id).results[0] {
-                    let is = |chunk: &&Chunk| self.contents.is(self.arena, span, key, **chunk);
-                    let Some(chunk) = possible.iter().find(is) else {
-                        return Err(format!("'{}': wrong bytes, not {possible:?}", name(key)));
-                    };
-                    found.push(*chunk);
+                    let is = |chunk| self.contents.is(self.arena, span, key, chunk);
+                    found.push(judge::identify_by(&name(key), &self.ledger.possible(&key), is)?);
                 }
             }
             found.dedup();
@@ -104,16 +121,16 @@ impl<'a> Driver<'a> {
             if self.is_dead() {
                 return Ok(());
             }
-            self.ledger.settle(key, &found);
+            self.settle(key, &found);
         }
         Ok(())
     }
 
     /// Works until the session has done its operations, or its process is dead.
     pub(crate) fn work(&mut self) -> Result<(), String> {
-        let end = self.ledger.tally(Tally::Operations) + self.session.operations;
+        let end = self.ledger.tally("operations") + self.session.operations;
         let mut steps = 0;
-        while self.ledger.tally(Tally::Operations) < end {
+        while self.ledger.tally("operations") < end {
             self.step().map_err(|error| format!("step {steps}: {error}"))?;
             if (self.was_killed)() {
                 return Ok(());
@@ -127,7 +144,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Everything fits together, and the store keeps to what it was given.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&mut self) -> Result<(), String> {
         let hang = std::time::Instant::now() + std::time::Duration::from_secs(60);
         loop {
             let check = self.client.connector.check().map_err(|error| error.to_string())?;
@@ -142,7 +159,7 @@ impl<'a> Driver<'a> {
             }
             std::thread::yield_now();
         }
-        self.ledger.count(Tally::Checks, 1);
+        self.ledger.count("checks", 1);
         let usage = self.client.connector.usage().map_err(|error| error.to_string())?;
         for (namespace, usage) in &usage {
             if quota_bytes(namespace).is_some_and(|quota| usage.allocated_bytes > quota) {
@@ -157,14 +174,14 @@ impl<'a> Driver<'a> {
             return Err(format!("damage, or too much used: {stats:?}"));
         }
         let permille = stats.allocated_bytes * 1000 / self.session.capacity_bytes;
-        self.ledger.note_most(Tally::MostPermille, permille);
+        self.ledger.note_most("most_permille", permille);
         self.keeps_to_capacity()
     }
 
     /// What everything below the store's directory takes, and it as well, is within the capacity.
-    fn keeps_to_capacity(&self) -> Result<(), String> {
+    fn keeps_to_capacity(&mut self) -> Result<(), String> {
         let on_disk = on_disk_bytes(self.path);
-        self.ledger.note_most(Tally::MostBytes, on_disk);
+        self.ledger.note_most("most_bytes", on_disk);
         match on_disk <= self.session.capacity_bytes {
             true => Ok(()),
             false => Err(format!("{on_disk} bytes on disk of {}", self.session.capacity_bytes)),
@@ -185,7 +202,7 @@ impl<'a> Driver<'a> {
             _ => now + self.random.below(50),
         };
         self.clock.store(then, Ordering::SeqCst);
-        self.ledger.store(Tally::ClockMs, then);
+        self.ledger.set_tally("clock_ms", then);
         self.latest_ms = self.latest_ms.max(then);
     }
 
@@ -194,17 +211,15 @@ impl<'a> Driver<'a> {
         self.arena.reset();
         self.step_bytes = 0;
         for _ in 0..1 + self.random.below(3) {
-            let kind = self.random.below(256);
-            match kind {
-                0..104 => self.set(),
-                104..170 => self.get(),
-                170..200 => self.exists(false),
-                200..214 => self.exists(true),
-                214..232 => self.delete(),
-                232..240 if self.session.has_guards => self.pin()?,
-                240..250 if self.session.has_guards => self.unpin()?,
-                255 if self.random.one_of(8) => self.purge()?,
-                254 if self.random.one_of(4) => self.expire()?,
+            match Call::draw(&mut self.random, &CALLS) {
+                Call::Set => self.set(),
+                Call::Exists => self.exists(false),
+                Call::Prefix => self.exists(true),
+                Call::Delete => self.delete(),
+                Call::Pin if self.session.has_guards => self.pin()?,
+                Call::Unpin if self.session.has_guards => self.unpin()?,
+                Call::Purge => self.purge()?,
+                Call::Expire => self.expire()?,
                 _ => self.get(),
             }
         }
@@ -212,7 +227,7 @@ impl<'a> Driver<'a> {
             self.finish(waiting)?;
         }
         let log = std::mem::take(&mut self.log);
-        self.ledger.count(Tally::Operations, log.len() as u64);
+        self.ledger.count("operations", log.len() as u64);
         if (self.was_killed)() {
             return Ok(());
         }

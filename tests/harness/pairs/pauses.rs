@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libc::{SA_RESTART, SIGUSR2, c_int};
 
-use super::common::random::Random;
+use crate::common::random::Random;
 
 const BETWEEN_PAUSES: Duration = Duration::from_micros(200);
 const PAUSE_NS: i64 = 1_000_000;

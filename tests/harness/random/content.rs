@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use kvring::{AlignedBlock, BLOCK_BYTES, CallerBuffer};
 
-use super::common::random::Random;
 use super::disk::TAG_BYTES;
-use super::ledger::Chunk;
-use super::plan::LONGEST;
+use super::session::LONGEST;
+use crate::common::random::Random;
+use crate::plan::Chunk;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -36,8 +36,8 @@ impl Arena {
     }
 
     /// Memory `shift` bytes behind the start of a block.
-    pub(crate) fn take(&mut self, length: u64, shift: usize) -> Option<Span> {
-        let span = Span { start: self.used + shift, length: length as usize };
+    pub(crate) fn take(&mut self, length: usize, shift: usize) -> Option<Span> {
+        let span = Span { start: self.used + shift, length };
         let end = (span.start + span.length).next_multiple_of(BLOCK);
         if end > self.block.size_bytes() {
             return None;
@@ -79,13 +79,13 @@ impl Contents {
         Self { random_bytes, scratch: RefCell::default() }
     }
 
-    pub(crate) fn fill(&self, arena: &Arena, span: Span, key: u32, chunk: Chunk) {
+    pub(crate) fn fill(&self, arena: &Arena, span: Span, key: u64, chunk: Chunk) {
         self.write(arena.bytes(span), key, chunk);
     }
 
-    fn write(&self, bytes: &mut [u8], key: u32, chunk: Chunk) {
+    fn write(&self, bytes: &mut [u8], key: u64, chunk: Chunk) {
         if let Some(random_bytes) = &self.random_bytes {
-            let start = (u64::from(key) * 2_654_435_761 + chunk.version * 40_503) % LONGEST;
+            let start = (key * 2_654_435_761 + chunk.version * 40_503) % LONGEST;
             let start = start as usize;
             bytes.copy_from_slice(&random_bytes[start..start + bytes.len()]);
         }
@@ -97,8 +97,8 @@ impl Contents {
     }
 
     /// Whether these are the bytes of a chunk.
-    pub(crate) fn is(&self, arena: &Arena, span: Span, key: u32, chunk: Chunk) -> bool {
-        if chunk.length != span.length as u64 {
+    pub(crate) fn is(&self, arena: &Arena, span: Span, key: u64, chunk: Chunk) -> bool {
+        if chunk.length != span.length {
             return false;
         }
         let bytes = arena.bytes(span);
@@ -115,10 +115,10 @@ impl Contents {
     }
 }
 
-fn tag(key: u32, chunk: Chunk, block: usize) -> [u8; TAG_BYTES] {
+fn tag(key: u64, chunk: Chunk, block: usize) -> [u8; TAG_BYTES] {
     let mut tag = [0; TAG_BYTES];
     tag[..8].copy_from_slice(&(chunk.version << 12 | block as u64).to_le_bytes());
-    tag[8..12].copy_from_slice(&key.to_le_bytes());
+    tag[8..12].copy_from_slice(&(key as u32).to_le_bytes());
     tag[12..].copy_from_slice(&(chunk.length as u32).to_le_bytes());
     tag
 }
