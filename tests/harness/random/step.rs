@@ -90,7 +90,8 @@ impl Driver<'_> {
                     last_use_ms = now.max(last_use_ms);
                 }
                 Did::Get(length, None) => {
-                    let is_it = may_be.len() == 1 && may_be[0].length == *length;
+                    // Behind a SET that has no answer yet it may miss.
+                    let is_it = !was_set && may_be.len() == 1 && may_be[0].length == *length;
                     if must_be && is_it {
                         return Err("a miss, though it is pinned or leased".into());
                     }
