@@ -31,10 +31,7 @@ pub(crate) fn open<S: Send>(config: &Config, quotas: &Quotas) -> (Index<S>, Box<
 }
 
 /// The same for tests of the index alone.
-pub(in crate::index) fn opened<S: Send>(
-    directory: &Path,
-    set_up: impl FnOnce(&mut Config),
-) -> Index<S> {
+pub(crate) fn opened<S: Send>(directory: &Path, set_up: impl FnOnce(&mut Config)) -> Index<S> {
     let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
     set_up(&mut config);
     open(&config, &Quotas::new(&config.quotas)).0
@@ -66,7 +63,7 @@ impl<S> Index<S> {
 
 impl Mapping {
     /// Which of these pages are in the kernel's table of this process: proc_pid_pagemap(5).
-    pub(in crate::index) fn mapped_pages(&self, pages: Range<usize>) -> Vec<usize> {
+    pub(crate) fn mapped_pages(&self, pages: Range<usize>) -> Vec<usize> {
         let table = File::open("/proc/self/pagemap").unwrap();
         let is_mapped = |page: &usize| {
             let mut entry = [0; 8];

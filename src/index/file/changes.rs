@@ -39,13 +39,13 @@ pub(crate) enum Change {
 #[derive(Default)]
 pub(crate) struct Changes {
     /// A thread makes them; else the caller of [`Table::change`](super::table::Table::change) does.
-    pub(in crate::index) is_deferred: AtomicBool,
+    pub(crate) is_deferred: AtomicBool,
     queue: SegQueue<Change>,
     /// The thread sleeps, or is about to, and has not been woken.
     is_asleep: AtomicBool,
     ends: Mutex<bool>,
     notified: Condvar,
-    pub(in crate::index) unwritten: Unwritten,
+    pub(crate) unwritten: Unwritten,
     pub(crate) sequencer: Arc<Sequencer>,
     /// Ticket behind the last change that freed an extent.
     freed: AtomicU64,
@@ -70,7 +70,7 @@ impl Changes {
         self.lasting.load(Ordering::SeqCst)
     }
 
-    pub(in crate::index) fn note_lost(&self, generation: u64) {
+    pub(crate) fn note_lost(&self, generation: u64) {
         self.lost.lock().push(generation);
         self.any_lost.store(true, Ordering::SeqCst);
     }
@@ -86,7 +86,7 @@ impl Changes {
         before > lost.len()
     }
 
-    pub(in crate::index) fn push(&self, change: Change) {
+    pub(crate) fn push(&self, change: Change) {
         let frees = matches!(change, Change::Invalidate(_));
         let is_lasting = !matches!(change, Change::Use(..));
         if let Change::Write(slot, record) = &change {
@@ -121,7 +121,7 @@ impl Changes {
     }
 
     /// Adds the next changes, in order; waits for them. False when there are no more and it is to end.
-    pub(in crate::index) fn take(&self, into: &mut Vec<Change>) -> bool {
+    pub(crate) fn take(&self, into: &mut Vec<Change>) -> bool {
         loop {
             into.extend(std::iter::from_fn(|| self.queue.pop()).take(MOST_AT_ONCE));
             if !into.is_empty() {
@@ -150,7 +150,7 @@ impl Changes {
     }
 
     /// Waits for so long; false if the thread is to end instead.
-    pub(in crate::index) fn pause(&self, pause: Duration) -> bool {
+    pub(crate) fn pause(&self, pause: Duration) -> bool {
         let (deadline, mut ends) = (Instant::now() + pause, self.ends.lock());
         let mut is_over = false;
         while !*ends && !is_over {
@@ -161,7 +161,7 @@ impl Changes {
 }
 
 /// Records by slot that are not in the file yet. A record is looked up under the lock under which it was queued, if there is one.
-pub(in crate::index) struct Unwritten([UnwrittenPart; PARTS]);
+pub(crate) struct Unwritten([UnwrittenPart; PARTS]);
 
 /// In a cache line that it shares with no other.
 #[derive(Default)]
@@ -190,7 +190,7 @@ impl Unwritten {
     }
 
     /// It is in the file, or never will be. A younger one for the slot stays.
-    pub(in crate::index) fn remove(&self, slot: u32, record: &Arc<Record>) {
+    pub(crate) fn remove(&self, slot: u32, record: &Arc<Record>) {
         let part = self.part(slot);
         let mut records = part.records.lock();
         if records.get(&slot).is_some_and(|held| Arc::ptr_eq(held, record)) {
@@ -200,7 +200,7 @@ impl Unwritten {
         }
     }
 
-    pub(in crate::index) fn get(&self, slot: u32) -> Option<Arc<Record>> {
+    pub(crate) fn get(&self, slot: u32) -> Option<Arc<Record>> {
         let part = self.part(slot);
         // The usual case costs one load.
         if part.count.load(Ordering::Acquire) == 0 {

@@ -25,26 +25,26 @@ const PAGE_BYTES: usize = 4096;
 
 const RECORDS_READ: usize = 4096;
 
-pub(in crate::index) struct IndexBytes {
+pub(crate) struct IndexBytes {
     /// The file, or the device.
-    pub(in crate::index) path: PathBuf,
-    pub(in crate::index) file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) file: File,
     /// Where in `file` it begins.
-    pub(in crate::index) offset: u64,
+    pub(crate) offset: u64,
     /// Of a part of a device: how long it can ever become.
-    pub(in crate::index) most_bytes: Option<u64>,
+    pub(crate) most_bytes: Option<u64>,
     /// The id that the header must have, if it is known.
-    pub(in crate::index) store_id: Option<StoreId>,
+    pub(crate) store_id: Option<StoreId>,
 }
 
 impl IndexBytes {
     /// An index in a file of its own.
-    pub(in crate::index) fn of_file(file: File, path: PathBuf, store_id: Option<StoreId>) -> Self {
+    pub(crate) fn of_file(file: File, path: PathBuf, store_id: Option<StoreId>) -> Self {
         Self { path, file, offset: 0, most_bytes: None, store_id }
     }
 
     /// The part of a device that is set aside for it.
-    pub(in crate::index) fn of_device(device: File, path: &Path, superblock: &Superblock) -> Self {
+    pub(crate) fn of_device(device: File, path: &Path, superblock: &Superblock) -> Self {
         Self {
             path: path.to_owned(),
             file: device,
@@ -54,7 +54,7 @@ impl IndexBytes {
         }
     }
 
-    pub(in crate::index) fn error(
+    pub(crate) fn error(
         &self,
         action: &'static str,
     ) -> impl FnOnce(io::Error) -> OpenError + use<> {
@@ -62,7 +62,7 @@ impl IndexBytes {
     }
 
     /// Bytes in use; `None` if that cannot be told any more. A part of a device has a block that says it.
-    pub(in crate::index) fn length(&self) -> Result<Option<u64>, OpenError> {
+    pub(crate) fn length(&self) -> Result<Option<u64>, OpenError> {
         let Some(most_bytes) = self.most_bytes else {
             let metadata = self.file.metadata().map_err(self.error("read the length of"))?;
             return Ok(Some(metadata.len()));
@@ -73,22 +73,17 @@ impl IndexBytes {
     }
 
     /// The structure at `at`.
-    pub(in crate::index) fn read_value<T: Pod>(&self, at: u64) -> io::Result<T> {
+    pub(crate) fn read_value<T: Pod>(&self, at: u64) -> io::Result<T> {
         read_value(&self.file, self.offset + at)
     }
 
-    pub(in crate::index) fn record(&self, slot: u32) -> Option<Record> {
+    pub(crate) fn record(&self, slot: u32) -> Option<Record> {
         self.read_value(HEADER_BYTES + u64::from(slot) * RECORD_BYTES as u64).ok()
     }
 
     /// Up to `most` records from `slot` on, none behind `length`. Pages that cannot be read are zeros; the second value counts
     /// them.
-    pub(in crate::index) fn records_from(
-        &self,
-        slot: u64,
-        most: usize,
-        length: u64,
-    ) -> (Vec<Record>, u64) {
+    pub(crate) fn records_from(&self, slot: u64, most: usize, length: u64) -> (Vec<Record>, u64) {
         let slots = length.saturating_sub(HEADER_BYTES) / RECORD_BYTES as u64;
         let count = slots.saturating_sub(slot).min(most as u64) as usize;
         let (mut records, mut unreadable) = (vec![Record::zeroed(); count], 0);
@@ -99,10 +94,7 @@ impl IndexBytes {
     }
 
     /// All records before `length`, some at a time, but for those in holes of the file.
-    pub(in crate::index) fn records_outside_holes(
-        &self,
-        length: u64,
-    ) -> impl Iterator<Item = Vec<Record>> {
+    pub(crate) fn records_outside_holes(&self, length: u64) -> impl Iterator<Item = Vec<Record>> {
         let mut next_slot = 0;
         std::iter::from_fn(move || {
             let slot = self.behind_hole(next_slot)?;
@@ -127,7 +119,7 @@ impl IndexBytes {
     ///
     /// # Errors
     /// It is of a newer format.
-    pub(in crate::index) fn check_header(
+    pub(crate) fn check_header(
         &self,
         length: Option<u64>,
     ) -> Result<Result<StoreId, String>, OpenError> {
@@ -157,14 +149,14 @@ impl IndexBytes {
 }
 
 /// Who has the store open as far as the index file at `offset` tells. One who closed it is not who holds its lock now.
-pub(in crate::index) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
+pub(crate) fn read_owner(file: &File, offset: u64) -> Option<Owner> {
     let session = read_session(file, offset).filter(|session| session.clean == 0)?;
     let header = read_value::<Header>(file, offset);
     Some(Owner { store_id: header.ok().map(|header| header.store_id), ..session.owner() })
 }
 
 /// The session block, if it is whole.
-pub(in crate::index) fn read_session(file: &File, offset: u64) -> Option<Session> {
+pub(crate) fn read_session(file: &File, offset: u64) -> Option<Session> {
     read_value(file, offset + SESSION_OFFSET).ok().filter(Session::is_sensible)
 }
 
@@ -175,12 +167,7 @@ fn read_value<T: Pod>(file: &File, offset: u64) -> io::Result<T> {
 }
 
 /// Reads `bytes` from `offset` on. Pages that cannot be read are zeros; `lost` is called with where in `bytes` each begins.
-pub(in crate::index) fn read_pages(
-    file: &File,
-    bytes: &mut [u8],
-    offset: u64,
-    mut lost: impl FnMut(usize),
-) {
+pub(crate) fn read_pages(file: &File, bytes: &mut [u8], offset: u64, mut lost: impl FnMut(usize)) {
     if file.read_exact_at(bytes, offset).is_ok() {
         return;
     }
@@ -194,7 +181,7 @@ pub(in crate::index) fn read_pages(
 }
 
 /// What a directory has of the chunks of a store, if anything.
-pub(in crate::index) fn data_in(directory: &Directory) -> Option<&'static str> {
+pub(crate) fn data_in(directory: &Directory) -> Option<&'static str> {
     if directory.contains(CHUNKS_NAME).unwrap_or(false) {
         return Some(CHUNKS_NAME);
     }

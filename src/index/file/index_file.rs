@@ -36,12 +36,12 @@ const LONGEST_ZEROED_BYTES: u64 = 4 * GROWTH_BYTES;
 const LONGEST_STEP_BYTES: u64 = 64 * GROWTH_BYTES;
 
 /// The index of a store whose lock we have.
-pub(in crate::index) struct IndexFile {
+pub(crate) struct IndexFile {
     // Before the file is closed.
     closed_on_fork: ClosedOnFork<RawFd>,
     bytes: IndexBytes,
     parent: IndexParent,
-    pub(in crate::index) files: Arc<dyn FileOperations>,
+    pub(crate) files: Arc<dyn FileOperations>,
     /// The file system has no fallocate: nothing is reserved that is not written.
     cannot_reserve: AtomicBool,
 }
@@ -66,13 +66,13 @@ impl IndexFile {
     }
 
     /// Takes the permissions of others from a file.
-    pub(in crate::index) fn make_private(&self) {
+    pub(crate) fn make_private(&self) {
         if !self.is_on_device() {
             make_private(self.file.as_fd());
         }
     }
 
-    pub(in crate::index) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+    pub(crate) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.files.write_at(&self.file, bytes, self.offset + at)
     }
 
@@ -80,12 +80,12 @@ impl IndexFile {
         self.files.truncate(&self.file, length)
     }
 
-    pub(in crate::index) fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.files.sync_data(&self.file)
     }
 
     /// Makes it an empty index, durably.
-    pub(in crate::index) fn start_anew(&self, now_ms: u64) -> io::Result<()> {
+    pub(crate) fn start_anew(&self, now_ms: u64) -> io::Result<()> {
         let header = Header::new(self.store_id.map_or_else(new_store_id, Ok)?, now_ms);
         let mut page = [0; HEADER_BYTES as usize];
         page[..size_of::<Header>()].copy_from_slice(bytemuck::bytes_of(&header));
@@ -107,11 +107,7 @@ impl IndexFile {
     ///
     /// # Errors
     /// `OpenError`, also where the process may not have so much address space.
-    pub(in crate::index) fn map(
-        &self,
-        length: u64,
-        capacity_bytes: u64,
-    ) -> Result<Mapping, OpenError> {
+    pub(crate) fn map(&self, length: u64, capacity_bytes: u64) -> Result<Mapping, OpenError> {
         let bytes = self.most_bytes.unwrap_or_else(|| {
             (capacity_bytes / 8).clamp(length.max(16 * GROWTH_BYTES), MAX_MAP_BYTES.max(length))
         });
@@ -134,13 +130,13 @@ impl IndexFile {
         OpenError::AddressSpace { path, needed_bytes, limit_bytes, way_out, source }
     }
 
-    pub(in crate::index) fn longest_step_bytes(&self) -> u64 {
+    pub(crate) fn longest_step_bytes(&self) -> u64 {
         if self.is_on_device() { LONGEST_ZEROED_BYTES } else { LONGEST_STEP_BYTES }
     }
 
     /// Preallocates `bytes` from `end` on, behind the last byte, which is that of `length`. An error says how much is
     /// preallocated nevertheless. A part of a device has its space.
-    pub(in crate::index) fn preallocate(
+    pub(crate) fn preallocate(
         &self,
         length: u64,
         end: u64,
@@ -171,11 +167,7 @@ impl IndexFile {
 
     /// Of a file that was cut short: removes what is left of a record, which would come back when the file grows. Then lengthens
     /// it by what is missing of a step, if `space` has that. Returns how long it is.
-    pub(in crate::index) fn repair_end(
-        &self,
-        length: u64,
-        space: &SpaceAccount,
-    ) -> io::Result<u64> {
+    pub(crate) fn repair_end(&self, length: u64, space: &SpaceAccount) -> io::Result<u64> {
         let records_bytes = (length - HEADER_BYTES) / RECORD_BYTES as u64 * RECORD_BYTES as u64;
         let whole = HEADER_BYTES + records_bytes;
         self.truncate(whole)?;
@@ -189,11 +181,7 @@ impl IndexFile {
     }
 
     /// Counts the bytes reserved behind the end of the file in `space`, and returns them. They are released if they do not fit.
-    pub(in crate::index) fn take_reserve(
-        &self,
-        length: u64,
-        space: &SpaceAccount,
-    ) -> io::Result<u64> {
+    pub(crate) fn take_reserve(&self, length: u64, space: &SpaceAccount) -> io::Result<u64> {
         if self.is_on_device() {
             return Ok(0);
         }
@@ -206,7 +194,7 @@ impl IndexFile {
     }
 
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.
-    pub(in crate::index) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
+    pub(crate) fn grow(&self, length: u64, added: u64) -> io::Result<()> {
         if let IndexParent::Device(device) = &self.parent {
             let write_zeros = || device.write_zeros(self.offset + length, added);
             // Once more: the first sync may report an error of an earlier owner's writes.
@@ -224,7 +212,7 @@ impl IndexFile {
         })
     }
 
-    pub(in crate::index) fn open_again(&self) -> io::Result<File> {
+    pub(crate) fn open_again(&self) -> io::Result<File> {
         let again = match &self.parent {
             IndexParent::Device(device) => return device.open_beside(),
             IndexParent::Directory(directory, name) => directory.open_again(name)?,
@@ -237,7 +225,7 @@ impl IndexFile {
     }
 
     /// What messages call it.
-    pub(in crate::index) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match &self.parent {
             IndexParent::Directory(_, name) => name,
             IndexParent::Device(_) => "index",
@@ -245,13 +233,13 @@ impl IndexFile {
     }
 
     /// Why the next open would not find the file, if so; a part of a device is where it is.
-    pub(in crate::index) fn missed(&self) -> Option<String> {
+    pub(crate) fn missed(&self) -> Option<String> {
         let IndexParent::Directory(directory, name) = &self.parent else { return None };
         directory.missed().or_else(|| directory.missed_in(name, self.file.as_fd()))
     }
 
     /// Releases the file, and the lock with it; then its directory.
-    pub(in crate::index) fn release(&self) -> io::Result<()> {
+    pub(crate) fn release(&self) -> io::Result<()> {
         if !self.is_on_device() {
             self.file.unlock()?;
         }
@@ -264,7 +252,7 @@ impl IndexFile {
 }
 
 /// Bytes reserved behind the end of an index file that uses `length_bytes`: whole steps of growth.
-pub(in crate::index) fn reserve_bytes(metadata: &Metadata, length_bytes: u64) -> u64 {
+pub(crate) fn reserve_bytes(metadata: &Metadata, length_bytes: u64) -> u64 {
     let on_disk_bytes = metadata.blocks() * 512;
     on_disk_bytes.saturating_sub(length_bytes) / GROWTH_BYTES * GROWTH_BYTES
 }

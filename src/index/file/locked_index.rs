@@ -31,7 +31,7 @@ pub(crate) enum Sharing {
 }
 
 impl Sharing {
-    pub(in crate::index) fn read(index: &IndexBytes) -> Self {
+    pub(crate) fn read(index: &IndexBytes) -> Self {
         match index.read_value::<Membership>(MEMBERSHIP_OFFSET) {
             Ok(membership) if membership == Membership::zeroed() => Self::Never,
             Ok(membership) if membership.is_sensible() => Self::With(membership),
@@ -41,13 +41,13 @@ impl Sharing {
 }
 
 pub(crate) struct LockedIndex {
-    pub(in crate::index) place: IndexPlace,
+    pub(crate) place: IndexPlace,
     /// None where none was made yet, or it is lost.
-    pub(in crate::index) index_file: Option<IndexFile>,
+    pub(crate) index_file: Option<IndexFile>,
     /// Bytes in use; `None` if that cannot be told any more.
-    pub(in crate::index) length: Option<u64>,
+    pub(crate) length: Option<u64>,
     /// Why it has to be started anew, if so; empty where there is none.
-    pub(in crate::index) reset: Option<String>,
+    pub(crate) reset: Option<String>,
     /// Id in a header that can be relied upon.
     pub(crate) id: Option<StoreId>,
 }

@@ -31,7 +31,7 @@ pub(crate) struct RecordWriter {
 }
 
 impl RecordWriter {
-    pub(in crate::index) fn start(
+    pub(crate) fn start(
         table: &Arc<Table>,
         notify: impl Fn(WriterEvent<'_>) + Send + 'static,
     ) -> io::Result<Self> {

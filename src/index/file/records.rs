@@ -22,7 +22,7 @@ const CACHE_LINE_BYTES: usize = 64;
 
 impl Table {
     /// Writes the record of a chunk, and returns its slot. Once it is in the file, the next open finds it.
-    pub(in crate::index) fn publish(
+    pub(crate) fn publish(
         &self,
         reservation: &Reservation,
         content: &ChunkFields,
@@ -57,7 +57,7 @@ impl Table {
     }
 
     /// Frees the record in `slot`, and the further parts of its key.
-    pub(in crate::index) fn clear(&self, slot: u32) {
+    pub(crate) fn clear(&self, slot: u32) {
         let head = self.read(slot);
         let mut next = slot;
         for _ in 0..=crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
@@ -78,7 +78,7 @@ impl Table {
     }
 
     /// Makes the record in `slot` one that the next open does not find; its key can still be compared, and the slot stays taken.
-    pub(in crate::index) fn invalidate(&self, slot: u32) {
+    pub(crate) fn invalidate(&self, slot: u32) {
         let mut record = self.read(slot);
         (record.state, record.checksum) = (STATE_FREE, 0);
         // The whole record, as it is still read.
@@ -86,13 +86,13 @@ impl Table {
     }
 
     /// Marks the record in `slot` as free, but not the slot: for recovery, which collects free slots itself.
-    pub(in crate::index) fn wipe(&self, slot: u32) {
+    pub(crate) fn wipe(&self, slot: u32) {
         // SAFETY: inside the file; recovery runs alone.
         unsafe { self.record(slot).write(Record::zeroed()) };
     }
 
     /// Prefetches what [`Table::holds`] reads into the processor's cache.
-    pub(in crate::index) fn prefetch(&self, slot: u32, key_length: usize) {
+    pub(crate) fn prefetch(&self, slot: u32, key_length: usize) {
         let key_end = offset_of!(Record, key) + key_length.min(KEY_PART_BYTES);
         for line in (0..key_end).step_by(CACHE_LINE_BYTES) {
             prefetch_line(self.record(slot).cast::<u8>().wrapping_add(line));
@@ -100,11 +100,11 @@ impl Table {
     }
 
     /// Whether the record in `slot` has this digest and exactly this key.
-    pub(in crate::index) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
+    pub(crate) fn holds(&self, slot: u32, digest: Digest, key: &str) -> bool {
         self.digest(slot) == digest && self.key_is(slot, key)
     }
 
-    pub(in crate::index) fn digest(&self, slot: u32) -> Digest {
+    pub(crate) fn digest(&self, slot: u32) -> Digest {
         if let Some(record) = self.changes.unwritten.get(slot) {
             return record.digest();
         }
@@ -113,7 +113,7 @@ impl Table {
     }
 
     /// Whether the record in `slot` has exactly this key.
-    pub(in crate::index) fn key_is(&self, slot: u32, key: &str) -> bool {
+    pub(crate) fn key_is(&self, slot: u32, key: &str) -> bool {
         let unwritten = self.changes.unwritten.get(slot);
         let (key_length, first_part) = match &unwritten {
             Some(record) => (record.key_length, &record.key),
@@ -134,24 +134,24 @@ impl Table {
     }
 
     /// The exact key of `record`; `None` if a part of it is missing or damaged.
-    pub(in crate::index) fn key(&self, record: &Record) -> Option<String> {
+    pub(crate) fn key(&self, record: &Record) -> Option<String> {
         record.read_key(|slot| self.read_if_there(slot))
     }
 
     /// Whether all parts of the key of the record in `slot` are there.
-    pub(in crate::index) fn has_whole_key(&self, slot: u32) -> bool {
+    pub(crate) fn has_whole_key(&self, slot: u32) -> bool {
         let record = self.read(slot);
         record.visit_key(slot, |slot| self.read_if_there(slot), |_, _| ())
     }
 
     /// Whether the digest in the record in `slot` is that of its key.
-    pub(in crate::index) fn is_of_its_key(&self, slot: u32) -> bool {
+    pub(crate) fn is_of_its_key(&self, slot: u32) -> bool {
         let record = self.read(slot);
         self.key(&record).is_some_and(|key| Digest::of(&key) == record.digest())
     }
 
     /// All slots of `record`, `slot` first; `None` if a part of its key is missing or damaged.
-    pub(in crate::index) fn slots_of(&self, slot: u32, record: &Record) -> Option<Vec<u32>> {
+    pub(crate) fn slots_of(&self, slot: u32, record: &Record) -> Option<Vec<u32>> {
         let mut slots = Vec::with_capacity(slots_for(record.key_length.into()));
         let read = |slot| self.read_if_there(slot);
         record.visit_key(slot, read, |slot, _| slots.push(slot)).then_some(slots)
@@ -159,7 +159,7 @@ impl Table {
 
     /// Reads records from `slot` on, while no change of them is on its way. Those of pages that cannot be read are zeros; nothing
     /// is stored there any more.
-    pub(in crate::index) fn read_from(&self, slot: u32, records: &mut [Record]) {
+    pub(crate) fn read_from(&self, slot: u32, records: &mut [Record]) {
         let start = HEADER_BYTES as usize + slot as usize * RECORD_BYTES;
         let file = &self.index_file;
         self.mapping.read(&file.file, file.offset, start, bytemuck::cast_slice_mut(records));
@@ -170,7 +170,7 @@ impl Table {
     }
 
     /// A copy of the record in `slot`.
-    pub(in crate::index) fn read(&self, slot: u32) -> Record {
+    pub(crate) fn read(&self, slot: u32) -> Record {
         if let Some(record) = self.changes.unwritten.get(slot) {
             return *record;
         }
@@ -187,7 +187,7 @@ impl Table {
     }
 
     /// The uses of a chunk as the file has them, which may have to come from the disk; needs no lock.
-    pub(in crate::index) fn use_word(&self, slot: u32) -> u64 {
+    pub(crate) fn use_word(&self, slot: u32) -> u64 {
         // SAFETY: inside the file, aligned to 8 bytes as every record is; while the store is open the word is only ever accessed
         // through this atomic.
         let word = unsafe { AtomicU64::from_ptr(&raw mut (*self.record(slot)).last_use) };

@@ -6,14 +6,14 @@ use std::ops::Range;
 const PIECE: usize = 8192;
 
 #[derive(Debug, Default)]
-pub(in crate::index) struct FreeSlots {
+pub(crate) struct FreeSlots {
     given_back: Vec<Vec<u32>>,
     fresh: Range<u32>,
 }
 
 impl FreeSlots {
     /// A slot: the one given back last, else the lowest fresh one.
-    pub(in crate::index) fn take(&mut self) -> Option<u32> {
+    pub(crate) fn take(&mut self) -> Option<u32> {
         let Some(piece) = self.given_back.last_mut() else {
             return self.fresh.next();
         };
@@ -24,7 +24,7 @@ impl FreeSlots {
         slot
     }
 
-    pub(in crate::index) fn give_back(&mut self, slot: u32) {
+    pub(crate) fn give_back(&mut self, slot: u32) {
         match self.given_back.last_mut() {
             Some(piece) if piece.len() < PIECE => piece.push(slot),
             _ => {
@@ -36,7 +36,7 @@ impl FreeSlots {
     }
 
     /// Adds the slots by which the file has grown; they follow the last ones.
-    pub(in crate::index) fn add_fresh(&mut self, slots: Range<u32>) {
+    pub(crate) fn add_fresh(&mut self, slots: Range<u32>) {
         if self.fresh.is_empty() {
             self.fresh = slots;
         } else {
@@ -45,7 +45,7 @@ impl FreeSlots {
         }
     }
 
-    pub(in crate::index) fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         let full = self.given_back.len().saturating_sub(1) * PIECE;
         let last = self.given_back.last().map_or(0, Vec::len);
         (full + last + self.fresh.len()) as u32

@@ -24,7 +24,7 @@ const AHEAD_PART: u64 = 2;
 const MOST_PART: u64 = 8;
 
 impl Table {
-    pub(in crate::index) fn why_full(&self) -> StoreError {
+    pub(crate) fn why_full(&self) -> StoreError {
         match &*self.refusal.lock() {
             Some((again, error)) if Instant::now() < *again => error.clone(),
             _ => StoreError::Growing { needed_bytes: RECORD_BYTES as u64 },

@@ -32,7 +32,7 @@ use crate::store::index_share_bytes;
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    pub(in crate::index) slots: Vec<u32>,
+    pub(crate) slots: Vec<u32>,
     /// The record is on its way into the index file; the key does not find it yet.
     pub(crate) is_written: bool,
 }
@@ -51,19 +51,19 @@ pub(crate) struct ChunkFields {
 
 pub(crate) struct IndexState {
     /// Session block of the last owner, if it is whole.
-    pub(in crate::index) session: Option<Session>,
+    pub(crate) session: Option<Session>,
     /// Why it was started anew, if it was. Empty if there was none, and not because the device of the store was formatted just now.
-    pub(in crate::index) reset: Option<String>,
+    pub(crate) reset: Option<String>,
     /// It is not as long as it was left.
-    pub(in crate::index) truncated: bool,
+    pub(crate) truncated: bool,
 }
 
 /// What the log tells of failures, one for each reason.
-pub(in crate::index) struct TableLogs {
+pub(crate) struct TableLogs {
     holes: LogLimit,
-    pub(in crate::index) refusals: LogLimit,
-    pub(in crate::index) returns: LogLimit,
-    pub(in crate::index) unmarked: LogLimit,
+    pub(crate) refusals: LogLimit,
+    pub(crate) returns: LogLimit,
+    pub(crate) unmarked: LogLimit,
 }
 
 impl Default for TableLogs {
@@ -78,23 +78,23 @@ impl Default for TableLogs {
 }
 
 pub(crate) struct Table {
-    pub(in crate::index) index_file: IndexFile,
+    pub(crate) index_file: IndexFile,
     /// The same for the syncs of the second reactor and those behind it; see [`Table::prepare_syncs`].
-    pub(in crate::index) sync_files: Mutex<Vec<ClosedOnFork>>,
-    pub(in crate::index) mapping: Mapping,
+    pub(crate) sync_files: Mutex<Vec<ClosedOnFork>>,
+    pub(crate) mapping: Mapping,
     pub(crate) changes: Changes,
     /// Never locked for long: giving slots back takes it.
-    pub(in crate::index) free: Mutex<FreeSlots>,
+    pub(crate) free: Mutex<FreeSlots>,
     /// Bytes on disk that are reserved, of which the file is a part.
-    pub(in crate::index) reserved: Mutex<u64>,
+    pub(crate) reserved: Mutex<u64>,
     /// After the file could not grow: when to try again, and why.
-    pub(in crate::index) refusal: Mutex<Option<(Instant, StoreError)>>,
-    pub(in crate::index) total: AtomicU32,
+    pub(crate) refusal: Mutex<Option<(Instant, StoreError)>>,
+    pub(crate) total: AtomicU32,
     holes_logged: AtomicUsize,
-    pub(in crate::index) logs: TableLogs,
-    pub(in crate::index) refuses_writes: AtomicBool,
-    pub(in crate::index) was_cut_short: AtomicBool,
-    pub(in crate::index) space: Arc<SpaceAccount>,
+    pub(crate) logs: TableLogs,
+    pub(crate) refuses_writes: AtomicBool,
+    pub(crate) was_cut_short: AtomicBool,
+    pub(crate) space: Arc<SpaceAccount>,
 }
 
 impl Table {
@@ -175,7 +175,7 @@ impl Table {
     }
 
     /// Slots that there are at least once the data files have taken what they may.
-    pub(in crate::index) fn assured_slots(&self) -> u64 {
+    pub(crate) fn assured_slots(&self) -> u64 {
         let assured_bytes = index_share_bytes(self.space.capacity_bytes);
         u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
     }
@@ -186,7 +186,7 @@ impl Table {
     }
 
     /// Declares which slots are used, and the others free; called once, by recovery. The lowest are handed out first.
-    pub(in crate::index) fn set_free(&self, is_used: impl Fn(usize) -> bool) {
+    pub(crate) fn set_free(&self, is_used: impl Fn(usize) -> bool) {
         let mut free = self.free.lock();
         let unused = (0..self.slot_count() as usize).rev().filter(|slot| !is_used(*slot));
         unused.for_each(|slot| free.give_back(slot as u32));
@@ -222,12 +222,12 @@ impl Table {
 
     /// Whether the page of `slot` was lost: nothing stored there reaches the disk. Reads it, so that an unreadable page is found
     /// now.
-    pub(in crate::index) fn is_lost(&self, slot: u32) -> bool {
+    pub(crate) fn is_lost(&self, slot: u32) -> bool {
         std::hint::black_box(self.use_word(slot));
         self.is_in_hole(slot)
     }
 
-    pub(in crate::index) fn is_in_hole(&self, slot: u32) -> bool {
+    pub(crate) fn is_in_hole(&self, slot: u32) -> bool {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
     }
 
@@ -258,7 +258,7 @@ impl Table {
     }
 
     /// The record is not needed, or not any more.
-    pub(in crate::index) fn release(&self, reservation: Reservation) {
+    pub(crate) fn release(&self, reservation: Reservation) {
         if reservation.is_written {
             return self.clear(reservation.slots[0]);
         }

@@ -53,7 +53,7 @@ const LATER_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 impl Table {
     /// Has a change of a record written, behind all before it.
-    pub(in crate::index) fn change(&self, change: Change) {
+    pub(crate) fn change(&self, change: Change) {
         match self.changes.is_deferred.load(Ordering::SeqCst) {
             true => self.changes.push(change),
             false => self.note_made(&change, &self.try_to_make(&change)),
@@ -77,7 +77,7 @@ impl Table {
     }
 
     /// Makes changes in their order: those of one page that follow each other by one write. False if it is to end before.
-    pub(in crate::index) fn make_in_order(
+    pub(crate) fn make_in_order(
         &self,
         changes: &[Change],
         notify: &dyn Fn(WriterEvent<'_>),
@@ -198,7 +198,7 @@ impl Table {
         files.sync_data(&file)
     }
 
-    pub(in crate::index) fn write_session(&self, session: &Session) -> io::Result<()> {
+    pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {
         self.index_file.write_at(bytemuck::bytes_of(session), SESSION_OFFSET)
     }
 

@@ -85,9 +85,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A file of this length that is opened to write alone: nothing of it can be read.
-    pub(in crate::index::inspection) fn unreadable_file(
-        length_bytes: u64,
-    ) -> (tempfile::TempDir, File, PathBuf) {
+    pub(crate) fn unreadable_file(length_bytes: u64) -> (tempfile::TempDir, File, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let file = File::options().write(true).create_new(true).open(&path).unwrap();

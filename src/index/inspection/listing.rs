@@ -49,7 +49,7 @@ pub struct StoredChunk {
     pub offset_bytes: u64,
     pub(crate) extent: Extent,
     pub(crate) digest: Digest,
-    pub(in crate::index) checksum: Option<u64>,
+    pub(crate) checksum: Option<u64>,
     slot: u32,
     fingerprint: u32,
 }
@@ -146,13 +146,13 @@ impl StoredChunks {
     }
 
     /// Whether a chunk is still where it was listed.
-    pub(in crate::index) fn has(&self, chunk: &StoredChunk) -> bool {
+    pub(crate) fn has(&self, chunk: &StoredChunk) -> bool {
         self.index
             .record(chunk.slot)
             .is_some_and(|record| fingerprint(&record) == chunk.fingerprint)
     }
 
-    pub(in crate::index) fn index(&self) -> &IndexBytes {
+    pub(crate) fn index(&self) -> &IndexBytes {
         &self.index
     }
 

@@ -88,7 +88,7 @@ impl<S> Index<S> {
 
     /// Calls `act` with those of some chunks of shard `number` from entry `from` on that are meant, if there are any. Returns where
     /// to go on, if there are more. `meant` is called with the shard locked.
-    pub(in crate::index) fn scan<F: Fn(&ChunkEntry) -> bool>(
+    pub(crate) fn scan<F: Fn(&ChunkEntry) -> bool>(
         &self,
         number: usize,
         from: u32,
@@ -161,7 +161,7 @@ impl<S> Index<S> {
         (extents, count)
     }
 
-    pub(in crate::index) fn take_out_all(
+    pub(crate) fn take_out_all(
         &self,
         shard: &mut Shard<S>,
         chunks: &[Located],
@@ -223,7 +223,7 @@ impl<S> Index<S> {
         (keys, None)
     }
 
-    pub(in crate::index) fn key_of(&self, found: Located) -> Option<String> {
+    pub(crate) fn key_of(&self, found: Located) -> Option<String> {
         self.table.key(&self.table.read(found.record))
     }
 

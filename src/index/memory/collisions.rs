@@ -13,21 +13,21 @@ const QUARANTINE_MS: u64 = 60 * 60 * 1000;
 const MAX_KEYS: usize = 1024;
 
 #[derive(Default)]
-pub(in crate::index) struct Quarantine {
+pub(crate) struct Quarantine {
     any: AtomicBool,
     until_ms: Mutex<HashMap<Arc<str>, u64>>,
 }
 
 impl Quarantine {
     /// Whether `key` must not be stored now.
-    pub(in crate::index) fn holds(&self, key: &str, now_ms: u64) -> bool {
+    pub(crate) fn holds(&self, key: &str, now_ms: u64) -> bool {
         // The usual case costs one load.
         self.any.load(Ordering::Acquire)
             && self.until_ms.lock().get(key).is_some_and(|until_ms| now_ms < *until_ms)
     }
 
     /// Puts `key` in for an hour.
-    pub(in crate::index) fn add(&self, key: &Arc<str>, now_ms: u64) {
+    pub(crate) fn add(&self, key: &Arc<str>, now_ms: u64) {
         let mut all = self.until_ms.lock();
         all.retain(|_, until_ms| now_ms < *until_ms);
         if all.len() >= MAX_KEYS

@@ -51,7 +51,7 @@ impl<S> Index<S> {
     }
 
     /// Takes a chunk that must stay out of the eviction index.
-    pub(in crate::index) fn exclude(&self, entry: &mut ChunkEntry) {
+    pub(crate) fn exclude(&self, entry: &mut ChunkEntry) {
         if let Some(node) = entry.node {
             entry.set(Flag::Excluded, true);
             self.eviction_index.lock().exclude(node, entry.stays_until_s());
@@ -59,7 +59,7 @@ impl<S> Index<S> {
     }
 
     /// Enters a chunk into the eviction index again, if it need not stay any more.
-    pub(in crate::index) fn release(&self, entry: &mut ChunkEntry) {
+    pub(crate) fn release(&self, entry: &mut ChunkEntry) {
         let until_s = entry.stays_until_s();
         if let Some(node) =
             entry.node.filter(|_| entry.is(Flag::Excluded) && until_s < UNTIL_RELEASED_S)
@@ -91,7 +91,7 @@ impl<S> Index<S> {
     }
 
     /// Counts a chunk as pinned, if there is room for it.
-    pub(in crate::index) fn take_pinned(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
+    pub(crate) fn take_pinned(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
         let mut pinned = self.pinned.lock();
         let fits = self.one_in(PINNABLE_PART).without(*pinned).fits(chunk);
         if fits {
@@ -104,7 +104,7 @@ impl<S> Index<S> {
     }
 
     /// A chunk that counted as pinned does not any more.
-    pub(in crate::index) fn give_back_pinned(&self, entry: &ChunkEntry) {
+    pub(crate) fn give_back_pinned(&self, entry: &ChunkEntry) {
         let chunk = entry.footprint();
         *self.pinned.lock() -= chunk;
         if let Some(quota) = self.quotas.of(entry.namespace) {

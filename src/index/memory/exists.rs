@@ -72,7 +72,7 @@ impl<S> Index<S> {
     }
 
     /// Whether a chunk of this namespace may be leased beside what is leased.
-    pub(in crate::index) fn is_leasable(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
+    pub(crate) fn is_leasable(&self, chunk: Footprint, namespace: NamespaceId) -> bool {
         let now_s = self.now_s();
         let fits_quota = |quota: &Quota| {
             let leased = quota.leases.lock().sum(now_s);
@@ -82,7 +82,7 @@ impl<S> Index<S> {
     }
 
     /// What may still be leased.
-    pub(in crate::index) fn leasable(&self, now_s: u32) -> Footprint {
+    pub(crate) fn leasable(&self, now_s: u32) -> Footprint {
         self.one_in(LEASABLE_PART).without(self.leases.lock().sum(now_s))
     }
 
@@ -114,7 +114,7 @@ impl<S> Index<S> {
     }
 
     /// One part in `parts` of what all chunks together may take.
-    pub(in crate::index) fn one_in(&self, parts: u64) -> Footprint {
+    pub(crate) fn one_in(&self, parts: u64) -> Footprint {
         let (bytes, slots) =
             (self.usable_bytes.load(Ordering::Relaxed), self.table.assured_slots());
         Footprint { bytes: bytes / parts, slots: slots / parts }
@@ -138,7 +138,7 @@ impl<S> Index<S> {
         }
     }
 
-    pub(in crate::index) fn prefetch(&self, digest: Digest) {
+    pub(crate) fn prefetch(&self, digest: Digest) {
         self.shard(digest).1.lookup.prefetch(digest.tag());
     }
 }

@@ -13,7 +13,7 @@ const BELIEVED_AFTER: Duration = Duration::from_secs(3600);
 
 impl<S> Index<S> {
     /// Whether a chunk has expired. A clock that was set back expires nothing.
-    pub(in crate::index) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
+    pub(crate) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
         let Some(ttl) = self.config.ttl else { return false };
         if use_parts(entry.last_use).0.saturating_add(ttl.as_millis() as u64) > now_ms {
             return false;

@@ -36,24 +36,24 @@ pub(crate) struct UntoldChunk {
 }
 
 /// Entries of a shard whose chunks are not told yet, a bit for each number.
-pub(in crate::index) struct Untold(Vec<u64>);
+pub(crate) struct Untold(Vec<u64>);
 
 impl Untold {
-    pub(in crate::index) fn new(entries: u32) -> Self {
+    pub(crate) fn new(entries: u32) -> Self {
         Self(vec![0; entries.div_ceil(u64::BITS) as usize])
     }
 
-    pub(in crate::index) fn add(&mut self, entry: u32) {
+    pub(crate) fn add(&mut self, entry: u32) {
         self.0[(entry / u64::BITS) as usize] |= 1 << (entry % u64::BITS);
     }
 
-    pub(in crate::index) fn has(&self, entry: u32) -> bool {
+    pub(crate) fn has(&self, entry: u32) -> bool {
         let word = self.0.get((entry / u64::BITS) as usize);
         word.is_some_and(|word| word >> (entry % u64::BITS) & 1 == 1)
     }
 
     /// Says whether it was there.
-    pub(in crate::index) fn take(&mut self, entry: u32) -> bool {
+    pub(crate) fn take(&mut self, entry: u32) -> bool {
         let was_there = self.has(entry);
         if was_there {
             self.0[(entry / u64::BITS) as usize] &= !(1 << (entry % u64::BITS));

@@ -59,7 +59,7 @@ impl<S> Index<S> {
     }
 
     /// A chunk is stored. Its shard is locked, here and below.
-    pub(in crate::index) fn note_stored(&self, shard: &Shard<S>, key: &str, length_bytes: u64) {
+    pub(crate) fn note_stored(&self, shard: &Shard<S>, key: &str, length_bytes: u64) {
         if let Some(events) = self.key_events.get()
             && shard.untold.is_some()
         {
@@ -68,7 +68,7 @@ impl<S> Index<S> {
     }
 
     /// A SET found its very bytes stored.
-    pub(in crate::index) fn note_stored_again(&self, shard: &Shard<S>, found: Located) {
+    pub(crate) fn note_stored_again(&self, shard: &Shard<S>, found: Located) {
         let is_told = |untold: &Untold| !untold.has(found.entry);
         if shard.untold.as_ref().is_some_and(is_told) {
             self.note_change(shard, found, KeyChange::StoredAgain);
@@ -76,7 +76,7 @@ impl<S> Index<S> {
     }
 
     /// An entry goes.
-    pub(in crate::index) fn note_gone(&self, shard: &mut Shard<S>, found: Located) {
+    pub(crate) fn note_gone(&self, shard: &mut Shard<S>, found: Located) {
         if shard.untold.as_mut().is_some_and(|untold| !untold.take(found.entry)) {
             self.note_change(shard, found, KeyChange::Gone);
         }

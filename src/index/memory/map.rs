@@ -21,38 +21,38 @@ const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
 
 /// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
 pub(crate) struct Index<S> {
-    pub(in crate::index) table: Arc<Table>,
-    pub(in crate::index) shards: Box<[LockedShard<S>]>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) shards: Box<[LockedShard<S>]>,
     generation: AtomicU64,
     /// First generation of this session.
-    pub(in crate::index) first_generation: u64,
+    pub(crate) first_generation: u64,
     keys: AtomicU64,
     stored_bytes: AtomicU64,
-    pub(in crate::index) quarantine: Quarantine,
+    pub(crate) quarantine: Quarantine,
     /// As in [`Session`](crate::format::header::Session).
-    pub(in crate::index) verify_from: AtomicU64,
+    pub(crate) verify_from: AtomicU64,
     /// As in [`Session`](crate::format::header::Session).
-    pub(in crate::index) untrusted_before: AtomicU64,
-    pub(in crate::index) config: Config,
+    pub(crate) untrusted_before: AtomicU64,
+    pub(crate) config: Config,
     pub(crate) eviction_index: Mutex<EvictionIndex>,
-    pub(in crate::index) leases: Mutex<Leases>,
-    pub(in crate::index) quotas: Quotas,
+    pub(crate) leases: Mutex<Leases>,
+    pub(crate) quotas: Quotas,
     /// Bytes that chunks can have: less than the capacity once the file system gives no more.
-    pub(in crate::index) usable_bytes: AtomicU64,
-    pub(in crate::index) pinned: Mutex<Footprint>,
+    pub(crate) usable_bytes: AtomicU64,
+    pub(crate) pinned: Mutex<Footprint>,
     /// Since when there are uses in the future, by [`Index::now_s`], as far as they are found.
-    pub(in crate::index) ahead_since_s: Mutex<Option<u32>>,
+    pub(crate) ahead_since_s: Mutex<Option<u32>>,
     /// Bytes evicted since the store was opened: the clock of ghosts.
-    pub(in crate::index) evicted_bytes: AtomicU64,
+    pub(crate) evicted_bytes: AtomicU64,
     /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
     would_hit: [AtomicU64; 2],
     /// Where keys that come and go are told, if somebody watches them.
-    pub(in crate::index) key_events: OnceLock<Arc<KeyEvents>>,
+    pub(crate) key_events: OnceLock<Arc<KeyEvents>>,
 }
 
 /// Why a chunk is taken out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) enum Gone {
+pub(crate) enum Gone {
     /// For want of room: its key becomes a ghost.
     Evicted,
     /// For any other reason.
@@ -61,16 +61,11 @@ pub(in crate::index) enum Gone {
 
 /// In cache lines of its own.
 #[repr(align(64))]
-pub(in crate::index) struct LockedShard<S>(pub(in crate::index) Mutex<Shard<S>>);
+pub(crate) struct LockedShard<S>(pub(in crate::index) Mutex<Shard<S>>);
 
 impl<S> Index<S> {
     /// An empty one. All paths of the store share `quotas`.
-    pub(in crate::index) fn new(
-        table: Table,
-        generation: u64,
-        config: Config,
-        quotas: &Quotas,
-    ) -> Self {
+    pub(crate) fn new(table: Table, generation: u64, config: Config, quotas: &Quotas) -> Self {
         Self {
             eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
             leases: Mutex::new(Leases::new(config.lease_s)),
@@ -121,7 +116,7 @@ impl<S> Index<S> {
     }
 
     /// The entry of `key`, unless it has expired.
-    pub(in crate::index) fn find_stored(
+    pub(crate) fn find_stored(
         &self,
         shard: &Shard<S>,
         digest: Digest,
@@ -151,7 +146,7 @@ impl<S> Index<S> {
     }
 
     /// The chunk that is being written for the key will not be stored.
-    pub(in crate::index) fn delete_pending(&self, pending: &mut Pending<S>) {
+    pub(crate) fn delete_pending(&self, pending: &mut Pending<S>) {
         pending.deleted_behind = Some(pending.last_set());
         // A record that waits for its sync must not come back after a kill.
         if let Some(slot) = pending.written.take() {
@@ -160,12 +155,7 @@ impl<S> Index<S> {
     }
 
     /// Removes an entry from the map and its record from the index file. Returns the extent if it has no readers.
-    pub(in crate::index) fn take_out(
-        &self,
-        shard: &mut Shard<S>,
-        number: u32,
-        gone: Gone,
-    ) -> Option<Extent> {
+    pub(crate) fn take_out(&self, shard: &mut Shard<S>, number: u32, gone: Gone) -> Option<Extent> {
         let entry = shard.entries[number];
         let length_bytes = u64::from(entry.length_bytes);
         shard.entries[number].set(Flag::Detached, true);
@@ -207,7 +197,7 @@ impl<S> Index<S> {
     }
 
     /// Counts a miss that would be a hit in a larger store.
-    pub(in crate::index) fn note_ghost(&self, shard: &Shard<S>, digest: Digest) {
+    pub(crate) fn note_ghost(&self, shard: &Shard<S>, digest: Digest) {
         let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_evicted) else {
             return;
         };
@@ -220,7 +210,7 @@ impl<S> Index<S> {
     }
 
     /// Remembers a key, which its namespace counts already.
-    pub(in crate::index) fn remember(&self, shard: &mut Shard<S>, ghost: Ghost) {
+    pub(crate) fn remember(&self, shard: &mut Shard<S>, ghost: Ghost) {
         let (horizon_bytes, stored) = (self.config.capacity_bytes(), shard.lookup.len());
         let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
         shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
@@ -228,30 +218,30 @@ impl<S> Index<S> {
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it counts as
     /// that of `key`.
-    pub(in crate::index) fn is_of(&self, digest: Digest, slot: u32, key: &str) -> bool {
+    pub(crate) fn is_of(&self, digest: Digest, slot: u32, key: &str) -> bool {
         self.table.key_is(slot, key) || self.has_lost_its_record(digest, slot)
     }
 
     /// Whether the index file does not have the entry's record any more, or a part of its key: the disk did not return it.
-    pub(in crate::index) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
+    pub(crate) fn has_lost_its_record(&self, digest: Digest, slot: u32) -> bool {
         self.table.digest(slot) != digest || !self.table.has_whole_key(slot)
     }
 
-    pub(in crate::index) fn count(&self, keys: i64, bytes: i64) {
+    pub(crate) fn count(&self, keys: i64, bytes: i64) {
         self.keys.fetch_add(keys as u64, Ordering::Relaxed);
         self.stored_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Of a new index: all after this one are higher.
-    pub(in crate::index) fn set_first_generation(&mut self, generation: u64) {
+    pub(crate) fn set_first_generation(&mut self, generation: u64) {
         (self.generation, self.first_generation) = (AtomicU64::new(generation), generation);
     }
 
-    pub(in crate::index) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<S>>) {
+    pub(crate) fn shard(&self, digest: Digest) -> (u32, MutexGuard<'_, Shard<S>>) {
         let number = digest.shard_hash() % SHARDS as u64;
         (number as u32, self.shards[number as usize].0.lock())
     }
 }
 
 #[cfg(test)]
-pub(in crate::index) mod tests;
+pub(crate) mod tests;

@@ -13,7 +13,7 @@ const MOST_AT_ONCE: usize = 64;
 
 impl<S> Shard<S> {
     /// Gives an entry this word of uses, which is to be written into its record.
-    pub(in crate::index) fn note_use(&mut self, number: u32, use_word: u64) {
+    pub(crate) fn note_use(&mut self, number: u32, use_word: u64) {
         let entry = &mut self.entries[number];
         entry.last_use = use_word;
         if !entry.set(Flag::IsBehind, true) {
@@ -25,7 +25,7 @@ impl<S> Shard<S> {
 impl<S> Index<S> {
     /// A use. It never makes a chunk one that was used longer ago: the clock may be behind, as at a boot before the first answer of
     /// NTP, and once it is right the chunk would have expired.
-    pub(in crate::index) fn touch(&self, shard: &mut Shard<S>, found: Located, now_ms: u64) {
+    pub(crate) fn touch(&self, shard: &mut Shard<S>, found: Located, now_ms: u64) {
         let (before_ms, uses) = use_parts(shard.entries[found.entry].last_use);
         shard.note_use(found.entry, use_word(now_ms.max(before_ms), uses.saturating_add(1)));
         if let Some(node) = shard.entries[found.entry].node {

@@ -24,43 +24,43 @@ const PIECES_FOR_THREAD: usize = 4;
 const MOST_THREADS: usize = 16;
 
 /// Threads that open an index of so many slots.
-pub(in crate::index) fn threads_for(slots: u32) -> usize {
+pub(crate) fn threads_for(slots: u32) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let wanted = slots as usize / (PIECE * PIECES_FOR_THREAD);
     wanted.clamp(1, processors.min(MOST_THREADS))
 }
 
 /// Which slots are used. The first one of a chunk has the chunk's generation.
-pub(in crate::index) struct Heads(Vec<u64>);
+pub(crate) struct Heads(Vec<u64>);
 
 const USED: u64 = 1 << 63;
 
 impl Heads {
-    pub(in crate::index) fn new(slots: u32) -> Self {
+    pub(crate) fn new(slots: u32) -> Self {
         Self(vec![0; slots as usize])
     }
 
-    pub(in crate::index) fn is_used(&self, slot: u32) -> bool {
+    pub(crate) fn is_used(&self, slot: u32) -> bool {
         self.0[slot as usize] != 0
     }
 
     /// The generation of the chunk whose record is in `slot`; `None` if it was dropped.
-    pub(in crate::index) fn generation(&self, slot: u32) -> Option<u64> {
+    pub(crate) fn generation(&self, slot: u32) -> Option<u64> {
         Some(self.0[slot as usize]).filter(|head| *head != 0).map(|head| head & !USED)
     }
 
-    pub(in crate::index) fn prefetch(&self, slot: u32) {
+    pub(crate) fn prefetch(&self, slot: u32) {
         prefetch_line((&raw const self.0[slot as usize]).cast());
     }
 
-    pub(in crate::index) fn free(&mut self, slot: u32) {
+    pub(crate) fn free(&mut self, slot: u32) {
         self.0[slot as usize] = 0;
     }
 }
 
 /// Where a chunk lies, and the slot of its record, in one number: its order is that of extents.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::index) struct Placed(u128);
+pub(crate) struct Placed(u128);
 
 impl Placed {
     fn new(Extent { file, first_block, blocks }: Extent, slot: u32) -> Self {
@@ -68,12 +68,12 @@ impl Placed {
         Self(parts.iter().fold(0, |all, part| (all << 32) | u128::from(*part)))
     }
 
-    pub(in crate::index) fn extent(self) -> Extent {
+    pub(crate) fn extent(self) -> Extent {
         let part = |shift: u32| (self.0 >> shift) as u32;
         Extent { file: part(96), first_block: part(64), blocks: part(32) }
     }
 
-    pub(in crate::index) fn slot(self) -> u32 {
+    pub(crate) fn slot(self) -> u32 {
         self.0 as u32
     }
 }
@@ -95,7 +95,7 @@ struct Read {
 impl<S: Send> Index<S> {
     /// Reads all records. The entries of whole ones whose extent is there are in their shards then, and nothing leads to them
     /// yet. Returns where these chunks lie, sorted for each thread, and the highest generation. The other records are gone.
-    pub(in crate::index) fn read_records(
+    pub(crate) fn read_records(
         &self,
         store: &dyn Store,
         oldest_ms: u64,

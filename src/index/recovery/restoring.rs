@@ -18,18 +18,18 @@ const PREFETCHED: usize = 16;
 
 /// What linking the entries of shards brought.
 #[derive(Default)]
-pub(in crate::index) struct Linked {
+pub(crate) struct Linked {
     /// Slots of records that are not needed any more.
-    pub(in crate::index) dropped: Vec<u32>,
+    pub(crate) dropped: Vec<u32>,
     forged: u64,
     duplicate: u64,
     keys: u64,
     bytes: u64,
-    pub(in crate::index) unverified: Vec<(Extent, ChunkVersion)>,
+    pub(crate) unverified: Vec<(Extent, ChunkVersion)>,
 }
 
 /// Of two chunks that overlap the younger stays. Returns those that stay, in the order of their extents.
-pub(in crate::index) fn drop_overlapping(
+pub(crate) fn drop_overlapping(
     parts: &[Vec<Placed>],
     table: &Table,
     heads: &mut Heads,
@@ -60,7 +60,7 @@ pub(in crate::index) fn drop_overlapping(
 }
 
 /// Frees a record, and the parts of its key.
-pub(in crate::index) fn release(table: &Table, slot: u32, heads: &mut Heads) {
+pub(crate) fn release(table: &Table, slot: u32, heads: &mut Heads) {
     let record = table.read(slot);
     for slot in table.slots_of(slot, &record).unwrap_or_else(|| vec![slot]) {
         table.wipe(slot);
@@ -71,7 +71,7 @@ pub(in crate::index) fn release(table: &Table, slot: u32, heads: &mut Heads) {
 impl<S: Send> Index<S> {
     /// Makes the entries whose records are used found by their digests, on several threads, and removes the others. Those of
     /// `verify_from` on are to be verified.
-    pub(in crate::index) fn link_all(
+    pub(crate) fn link_all(
         &self,
         heads: &Heads,
         verify_from: u64,
@@ -154,7 +154,7 @@ impl<S: Send> Index<S> {
 
     /// Enters all chunks that are found into the eviction index, on several threads. `kept` has them in the order of their extents,
     /// among others. Returns their extents.
-    pub(in crate::index) fn restore_order(
+    pub(crate) fn restore_order(
         &self,
         kept: &[Placed],
         heads: &Heads,

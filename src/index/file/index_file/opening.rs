@@ -30,7 +30,7 @@ pub(crate) enum IndexPlace {
 
 impl IndexPlace {
     /// Whether this open has formatted the device of the store.
-    pub(in crate::index) fn is_new(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         match self {
             Self::Directory(_) => false,
             Self::Device(device) | Self::Beside(_, device) => device.is_new(),
@@ -69,7 +69,7 @@ fn file_name(device: Option<&BlockDevice>) -> String {
 
 impl IndexFile {
     /// Opens and locks what is there, and changes nothing. None where there is nothing yet.
-    pub(in crate::index) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
+    pub(crate) fn find(place: &IndexPlace) -> Result<Option<Self>, OpenError> {
         let open = Directory::open_file;
         let found = match place {
             place if place.is_new() => return Ok(None),
@@ -91,7 +91,7 @@ impl IndexFile {
     }
 
     /// Makes and locks one where [`IndexFile::find`] found none. Also says what was missing, if the store is not new.
-    pub(in crate::index) fn make(place: &IndexPlace) -> Result<(Self, Option<String>), OpenError> {
+    pub(crate) fn make(place: &IndexPlace) -> Result<(Self, Option<String>), OpenError> {
         let create = Directory::create;
         match place {
             IndexPlace::Directory(directory) => {

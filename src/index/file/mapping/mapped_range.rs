@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// With more holes no slot is handed out any more, and every slot counts as in a hole.
-pub(in crate::index) const MAX_HOLES: usize = 1024;
+pub(crate) const MAX_HOLES: usize = 1024;
 /// Of one process; one per open store.
 pub(super) const MAX_MAPPINGS: usize = 256;
 

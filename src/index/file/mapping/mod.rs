@@ -16,7 +16,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-pub(in crate::index) use mapped_range::MAX_HOLES;
+pub(crate) use mapped_range::MAX_HOLES;
 use mapped_range::{MappedRange, page_bytes};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
@@ -25,7 +25,7 @@ use super::index_bytes::read_pages;
 /// Piece in which it is marked as changed.
 const MARKED_BYTES: usize = 1 << 20;
 
-pub(in crate::index) struct Mapping {
+pub(crate) struct Mapping {
     // Not unmapped in a fork, where it is not mapped: something else may be at its address there.
     map: ManuallyDrop<MmapRaw>,
     range: &'static MappedRange,
@@ -34,7 +34,7 @@ pub(in crate::index) struct Mapping {
 
 impl Mapping {
     /// Maps `length_bytes` bytes of `file` from `offset` on. It may be shorter: then only what it has may be accessed.
-    pub(in crate::index) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
+    pub(crate) fn new(file: &File, offset: u64, length_bytes: usize) -> io::Result<Self> {
         sigbus::install();
         // Before a fault can ask for it.
         page_bytes();
@@ -46,21 +46,21 @@ impl Mapping {
     }
 
     /// Maps the pages of `length_bytes` from `start` on, so that nobody who looks at them first has to wait for that.
-    pub(in crate::index) fn populate(&self, start: usize, length_bytes: usize) {
+    pub(crate) fn populate(&self, start: usize, length_bytes: usize) {
         // Before Linux 5.14 whoever is first does it.
         let _ = self.map.advise_range(Advice::PopulateRead, start, length_bytes);
     }
 
-    pub(in crate::index) fn as_mut_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    pub(in crate::index) fn length_bytes(&self) -> usize {
+    pub(crate) fn length_bytes(&self) -> usize {
         self.map.len()
     }
 
     /// Copies `bytes` from `start` on out of memory. Nobody changes them meanwhile but by atomic stores of whole words.
-    pub(in crate::index) fn copy_out(&self, start: usize, bytes: &mut [u8]) {
+    pub(crate) fn copy_out(&self, start: usize, bytes: &mut [u8]) {
         assert!(start + bytes.len() <= self.map.len());
         // SAFETY: inside the mapping; what of it is behind the end of the file reads as zeros (see the handler).
         unsafe {
@@ -71,14 +71,14 @@ impl Mapping {
 
     /// Reads `bytes` from `start` on, which are those of `file` from `offset` on, and makes a hole of each page that cannot be
     /// read: it is zeros in `bytes`.
-    pub(in crate::index) fn read(&self, file: &File, offset: u64, start: usize, bytes: &mut [u8]) {
+    pub(crate) fn read(&self, file: &File, offset: u64, start: usize, bytes: &mut [u8]) {
         read_pages(file, bytes, offset + start as u64, |at| {
             self.range.make_hole(self.map.as_ptr().addr() + start + at);
         });
     }
 
     /// Makes the first `length_bytes` count as changed, so that a sync writes them; they stay as they are.
-    pub(in crate::index) fn mark_changed(
+    pub(crate) fn mark_changed(
         &self,
         length_bytes: usize,
         mark: impl Fn(u64, &[AtomicU8]) -> io::Result<()>,
@@ -107,7 +107,7 @@ impl Mapping {
     }
 
     /// Puts ordinary memory in the place of the file, which is not held open by this any more.
-    pub(in crate::index) fn release(&self) {
+    pub(crate) fn release(&self) {
         // SAFETY: exactly the range of the mapping, which stays ours until it is dropped; Rust has no references into
         // it. If it fails nothing has changed.
         unsafe {
@@ -122,11 +122,11 @@ impl Mapping {
         }
     }
 
-    pub(in crate::index) fn hole_count(&self) -> usize {
+    pub(crate) fn hole_count(&self) -> usize {
         self.range.hole_count()
     }
 
-    pub(in crate::index) fn is_hole(&self, offset: usize) -> bool {
+    pub(crate) fn is_hole(&self, offset: usize) -> bool {
         self.range.is_hole(offset)
     }
 }

@@ -14,7 +14,7 @@ thread_local! {
     static HOLDS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
-pub(in crate::index) fn note_hold(looked_at: u32) {
+pub(crate) fn note_hold(looked_at: u32) {
     HOLDS.set((HOLDS.get().0.max(looked_at), HOLDS.get().1 + 1));
 }
 

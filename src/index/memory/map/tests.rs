@@ -20,14 +20,14 @@ mod changes;
 #[cfg(kvring_model = "shuttle")]
 mod readers;
 
-pub(in crate::index) type TestIndex = Index<u32>;
+pub(crate) type TestIndex = Index<u32>;
 
 fn index() -> (tempfile::TempDir, TestIndex) {
     index_with(None)
 }
 
 /// An empty one.
-pub(in crate::index) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
+pub(crate) fn index_with(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
     let directory = tempfile::tempdir().unwrap();
     let space = Arc::new(SpaceAccount::new(64 << 20));
     let place = IndexPlace::Directory(Arc::new(Directory::open(directory.path()).unwrap()));
@@ -49,7 +49,7 @@ fn exists(index: &TestIndex, keys: &[&str]) -> Vec<bool> {
 }
 
 /// Slots for a key; the file grows for them.
-pub(in crate::index) fn reserved(index: &TestIndex, key_length: usize) -> Reservation {
+pub(crate) fn reserved(index: &TestIndex, key_length: usize) -> Reservation {
     loop {
         match index.table.reserve(key_length) {
             Err(StoreError::Growing { .. }) => index.table.grow().unwrap(),
@@ -59,7 +59,7 @@ pub(in crate::index) fn reserved(index: &TestIndex, key_length: usize) -> Reserv
 }
 
 /// Ends a SET. Returns the number of operations that go on, and of extents that are free now.
-pub(in crate::index) fn finish(
+pub(crate) fn finish(
     index: &TestIndex,
     digest: Digest,
     publication: Option<(Reservation, ChunkFields)>,

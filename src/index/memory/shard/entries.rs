@@ -14,13 +14,13 @@ const SEGMENT: usize = 32;
 
 /// Entries by number. A number is an entry's until that is removed.
 #[derive(Default)]
-pub(in crate::index) struct Entries {
+pub(crate) struct Entries {
     all: SegmentedVec<ChunkEntry, SEGMENT>,
     free: Vec<u32>,
 }
 
 impl Entries {
-    pub(in crate::index) fn insert(&mut self, entry: ChunkEntry) -> u32 {
+    pub(crate) fn insert(&mut self, entry: ChunkEntry) -> u32 {
         if let Some(number) = self.free.pop() {
             self[number] = entry;
             return number;
@@ -28,15 +28,15 @@ impl Entries {
         self.all.push(entry) as u32
     }
 
-    pub(in crate::index) fn end(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.all.len() as u32
     }
 
-    pub(in crate::index) fn prefetch(&self, number: u32) {
+    pub(crate) fn prefetch(&self, number: u32) {
         prefetch_line((&raw const self[number]).cast());
     }
 
-    pub(in crate::index) fn remove(&mut self, number: u32) -> ChunkEntry {
+    pub(crate) fn remove(&mut self, number: u32) -> ChunkEntry {
         let entry = self[number];
         debug_assert!({ entry.state } != REMOVED, "entry {number} is removed twice");
         self.free.push(number);
@@ -62,7 +62,7 @@ impl IndexMut<u32> for Entries {
 /// What is so of a chunk, or not: a bit of `ChunkEntry::state`.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-pub(in crate::index) enum Flag {
+pub(crate) enum Flag {
     /// It is no longer found by its key, and kept for its readers.
     Detached = 1 << 20,
     Pinned = 1 << 21,
@@ -86,19 +86,19 @@ const SLOTS_SHIFT: u32 = 27;
 /// One stored chunk. Packed: there may be tens of millions.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, packed(4))]
-pub(in crate::index) struct ChunkEntry {
-    pub(in crate::index) digest: Digest,
+pub(crate) struct ChunkEntry {
+    pub(crate) digest: Digest,
     /// See [`use_word`](crate::format::record::use_word).
-    pub(in crate::index) last_use: u64,
+    pub(crate) last_use: u64,
     checksum: u64,
     data_file: u32,
     first_block: u32,
-    pub(in crate::index) length_bytes: u32,
+    pub(crate) length_bytes: u32,
     /// In the eviction index, and its namespace; meaningless once it is detached.
-    pub(in crate::index) node: Option<NodeId>,
-    pub(in crate::index) namespace: NamespaceId,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) namespace: NamespaceId,
     /// It is not evicted before this second; see [`crate::index::memory::map::Index::now_s`].
-    pub(in crate::index) leased_until_s: u32,
+    pub(crate) leased_until_s: u32,
     state: u32,
 }
 
@@ -107,7 +107,7 @@ const _: () = assert!((MAX_KEY_BYTES / KEY_PART_BYTES + 1) >> (u32::BITS - SLOTS
 
 impl ChunkEntry {
     /// Without readers, and not in the eviction index. Its record takes the slots of a key of `key_bytes`.
-    pub(in crate::index) fn new(
+    pub(crate) fn new(
         digest: Digest,
         extent: Extent,
         length_bytes: u64,
@@ -127,44 +127,44 @@ impl ChunkEntry {
         entry
     }
 
-    pub(in crate::index) fn is(&self, flag: Flag) -> bool {
+    pub(crate) fn is(&self, flag: Flag) -> bool {
         self.state & flag as u32 != 0
     }
 
     /// Sets a flag, and returns what it was.
-    pub(in crate::index) fn set(&mut self, flag: Flag, value: bool) -> bool {
+    pub(crate) fn set(&mut self, flag: Flag, value: bool) -> bool {
         let before = self.is(flag);
         self.state = (self.state & !(flag as u32)) | (u32::from(value) * flag as u32);
         before
     }
 
     /// Notes the slot of its record, before its key leads there: while the store is opened it stands where a lease will.
-    pub(in crate::index) fn note_slot(&mut self, slot: u32) {
+    pub(crate) fn note_slot(&mut self, slot: u32) {
         self.leased_until_s = slot;
     }
 
     /// Takes the slot that was noted.
-    pub(in crate::index) fn take_slot(&mut self) -> u32 {
+    pub(crate) fn take_slot(&mut self) -> u32 {
         std::mem::take(&mut self.leased_until_s)
     }
 
-    pub(in crate::index) fn readers(&self) -> u32 {
+    pub(crate) fn readers(&self) -> u32 {
         self.state & MOST_READERS
     }
 
     /// Counts one reader more, unless there are too many.
-    pub(in crate::index) fn add_reader(&mut self) -> bool {
+    pub(crate) fn add_reader(&mut self) -> bool {
         let has_room = self.readers() < MOST_READERS;
         self.state += u32::from(has_room);
         has_room
     }
 
-    pub(in crate::index) fn remove_reader(&mut self) {
+    pub(crate) fn remove_reader(&mut self) {
         debug_assert!(self.readers() > 0, "a chunk without readers was returned");
         self.state -= 1;
     }
 
-    pub(in crate::index) fn extent(&self) -> Extent {
+    pub(crate) fn extent(&self) -> Extent {
         Extent {
             file: self.data_file,
             first_block: self.first_block,
@@ -173,22 +173,22 @@ impl ChunkEntry {
     }
 
     /// Whether it may be taken out now: stored, and not in use.
-    pub(in crate::index) fn can_go(&self, now_s: u32) -> bool {
+    pub(crate) fn can_go(&self, now_s: u32) -> bool {
         !self.is(Flag::Detached) && self.stays_until_s() <= now_s
     }
 
-    pub(in crate::index) fn footprint(&self) -> Footprint {
+    pub(crate) fn footprint(&self) -> Footprint {
         let slots = u64::from(self.state >> SLOTS_SHIFT);
         Footprint { bytes: self.extent().size_bytes(), slots }
     }
 
     /// The second until which it must stay.
-    pub(in crate::index) fn stays_until_s(&self) -> u32 {
+    pub(crate) fn stays_until_s(&self) -> u32 {
         let is_in_use = self.is(Flag::Pinned) || self.readers() > 0;
         if is_in_use { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
-    pub(in crate::index) fn checksum(&self) -> Option<u64> {
+    pub(crate) fn checksum(&self) -> Option<u64> {
         self.is(Flag::HasChecksum).then_some(self.checksum)
     }
 }

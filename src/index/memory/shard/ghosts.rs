@@ -17,24 +17,24 @@ const SEGMENT: usize = 32;
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
-pub(in crate::index) struct Ghost {
-    pub(in crate::index) fingerprint: Fingerprint,
-    pub(in crate::index) namespace: NamespaceId,
+pub(crate) struct Ghost {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) namespace: NamespaceId,
     /// Bytes that the whole store had evicted when the key was remembered last.
-    pub(in crate::index) since_bytes: u64,
+    pub(crate) since_bytes: u64,
     /// SETs that were not admitted.
-    pub(in crate::index) refused_sets: u8,
+    pub(crate) refused_sets: u8,
     /// Its chunk was evicted.
-    pub(in crate::index) was_evicted: bool,
+    pub(crate) was_evicted: bool,
 }
 
 /// A quarter of a digest, of the half that did not choose the shard. Two keys with one pass for each other, which costs a wrong
 /// count: in a shard with 10,000 ghosts that is one key of 400,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) struct Fingerprint(u32);
+pub(crate) struct Fingerprint(u32);
 
 impl Fingerprint {
-    pub(in crate::index) fn of(digest: Digest) -> Self {
+    pub(crate) fn of(digest: Digest) -> Self {
         Self(digest.table_hash() as u32)
     }
 
@@ -83,7 +83,7 @@ impl Slot {
     }
 }
 
-pub(in crate::index) struct Ghosts {
+pub(crate) struct Ghosts {
     /// Numbers in `slots`, by fingerprint.
     table: HashTable<u32>,
     slots: SegmentedVec<Slot, SEGMENT>,
@@ -101,7 +101,7 @@ impl Default for Ghosts {
 }
 
 impl Ghosts {
-    pub(in crate::index) fn get(&self, digest: Digest) -> Option<Ghost> {
+    pub(crate) fn get(&self, digest: Digest) -> Option<Ghost> {
         let fingerprint = Fingerprint::of(digest);
         if self.table.is_empty() {
             return None;
@@ -112,7 +112,7 @@ impl Ghosts {
             .map(|slot| self.slots[*slot as usize].ghost())
     }
 
-    pub(in crate::index) fn remove(&mut self, digest: Digest) -> Option<Ghost> {
+    pub(crate) fn remove(&mut self, digest: Digest) -> Option<Ghost> {
         if self.table.is_empty() {
             return None;
         }
@@ -139,7 +139,7 @@ impl Ghosts {
 
     /// Remembers a key that is not remembered. Calls `forgotten` with those that it forgets: more than `horizon_bytes` were evicted
     /// since, or they are too many for a shard with so many `stored` keys.
-    pub(in crate::index) fn insert(
+    pub(crate) fn insert(
         &mut self,
         ghost: Ghost,
         horizon_bytes: u64,
@@ -181,7 +181,7 @@ impl Ghosts {
     }
 
     /// Forgets those of a namespace. Returns how many there were.
-    pub(in crate::index) fn forget_namespace(&mut self, namespace: NamespaceId) -> usize {
+    pub(crate) fn forget_namespace(&mut self, namespace: NamespaceId) -> usize {
         let of_it = |ghost: &Ghost| ghost.namespace == namespace;
         let going: Vec<Ghost> = self.iter().filter(of_it).collect();
         for ghost in &going {
@@ -191,7 +191,7 @@ impl Ghosts {
     }
 
     /// The oldest first.
-    pub(in crate::index) fn iter(&self) -> impl Iterator<Item = Ghost> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Ghost> {
         let slot = |number: u32| (number != NONE).then(|| &self.slots[number as usize]);
         std::iter::successors(slot(self.oldest), move |one| slot(one.younger)).map(Slot::ghost)
     }

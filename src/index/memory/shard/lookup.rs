@@ -19,18 +19,18 @@ const CROWD: usize = 32;
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
-pub(in crate::index) struct Lookup {
+pub(crate) struct Lookup {
     buckets: Vec<Bucket>,
     len: usize,
 }
 
 /// Where a tag leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::index) struct Located {
+pub(crate) struct Located {
     /// Number of the entry in its shard.
-    pub(in crate::index) entry: u32,
+    pub(crate) entry: u32,
     /// Slot of its record in the index file.
-    pub(in crate::index) record: u32,
+    pub(crate) record: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -64,11 +64,7 @@ impl Bucket {
 
 impl Lookup {
     /// The first element with this tag that `is_it` accepts.
-    pub(in crate::index) fn find(
-        &self,
-        tag: u32,
-        is_it: impl FnMut(Located) -> bool,
-    ) -> Option<Located> {
+    pub(crate) fn find(&self, tag: u32, is_it: impl FnMut(Located) -> bool) -> Option<Located> {
         let (number, cell) = self.search(tag, is_it)?;
         Some(self.buckets[number].at(cell))
     }
@@ -86,11 +82,11 @@ impl Lookup {
     }
 
     /// Whether a search for `tag` takes so long as never happens with tags that are left to chance.
-    pub(in crate::index) fn is_crowded(&self, tag: u32) -> bool {
+    pub(crate) fn is_crowded(&self, tag: u32) -> bool {
         self.path(tag).take_while(|number| self.buckets[*number].passed > 0).nth(CROWD).is_some()
     }
 
-    pub(in crate::index) fn insert(&mut self, tag: u32, found: Located) {
+    pub(crate) fn insert(&mut self, tag: u32, found: Located) {
         debug_assert!(found.entry != NONE, "no slab has so many entries");
         self.reserve(1);
         self.put(tag, found);
@@ -98,7 +94,7 @@ impl Lookup {
     }
 
     /// Removes the element of this entry. Returns the slot of its record.
-    pub(in crate::index) fn remove(&mut self, tag: u32, entry: u32) -> Option<u32> {
+    pub(crate) fn remove(&mut self, tag: u32, entry: u32) -> Option<u32> {
         let (number, cell) = self.search(tag, |found| found.entry == entry)?;
         for passed in self.path(tag).take_while(|passed| *passed != number) {
             self.buckets[passed].passed -= 1;
@@ -109,15 +105,15 @@ impl Lookup {
         Some(bucket.records[cell])
     }
 
-    pub(in crate::index) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Located> + '_ {
         self.buckets.iter().flat_map(|bucket| bucket.used().map(|cell| bucket.at(cell)))
     }
 
-    pub(in crate::index) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(in crate::index) fn reserve(&mut self, additional: usize) {
+    pub(crate) fn reserve(&mut self, additional: usize) {
         let needed = (self.len + additional).div_ceil(MAX_PER_BUCKET);
         if needed > self.buckets.len() {
             // By half: whoever waits for the shard waits for this.
@@ -126,7 +122,7 @@ impl Lookup {
     }
 
     /// Brings the bucket in which the search for `tag` begins into the processor's cache, without waiting for it.
-    pub(in crate::index) fn prefetch(&self, tag: u32) {
+    pub(crate) fn prefetch(&self, tag: u32) {
         prefetch_line(self.buckets.as_ptr().wrapping_add(self.home(tag)).cast());
     }
 

@@ -1,8 +1,8 @@
 //! One shard of the map: entries by digest, and the queue behind each key that is being written.
 
-pub(in crate::index) mod entries;
-pub(in crate::index) mod ghosts;
-pub(in crate::index) mod lookup;
+pub(crate) mod entries;
+pub(crate) mod ghosts;
+pub(crate) mod lookup;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::key::Digest;
 
 // In this order: the fields that a lookup needs share a cache line with the lock.
 #[repr(C)]
-pub(in crate::index) struct Shard<S> {
-    pub(in crate::index) lookup: Lookup,
-    pub(in crate::index) entries: Entries,
-    pub(in crate::index) pending: HashTable<Pending<S>>,
-    pub(in crate::index) ghosts: Ghosts,
+pub(crate) struct Shard<S> {
+    pub(crate) lookup: Lookup,
+    pub(crate) entries: Entries,
+    pub(crate) pending: HashTable<Pending<S>>,
+    pub(crate) ghosts: Ghosts,
     /// Entries with uses that are not in their records yet.
-    pub(in crate::index) used: Vec<u32>,
+    pub(crate) used: Vec<u32>,
     /// Chunks that are not told yet to whoever watches keys; none if nobody does.
-    pub(in crate::index) untold: Option<Untold>,
+    pub(crate) untold: Option<Untold>,
 }
 
 /// The right to read a chunk; its extent stays allocated until [`Index::unpin`](super::map::Index::unpin).
 #[derive(Debug)]
 pub(crate) struct Pin {
     pub(crate) digest: Digest,
-    pub(in crate::index) entry: u32,
+    pub(crate) entry: u32,
     pub(crate) extent: Extent,
     pub(crate) length_bytes: u64,
     pub(crate) checksum: Option<u64>,
@@ -47,36 +47,36 @@ pub(crate) struct ChunkVersion {
 }
 
 /// A key that is being written, and the SETs that wait for that.
-pub(in crate::index) struct Pending<S> {
-    pub(in crate::index) digest: Digest,
-    pub(in crate::index) key: Arc<str>,
+pub(crate) struct Pending<S> {
+    pub(crate) digest: Digest,
+    pub(crate) key: Arc<str>,
     /// Number of the SET that is being written: those that wait have the numbers after it.
-    pub(in crate::index) set: u64,
-    pub(in crate::index) sets: VecDeque<S>,
+    pub(crate) set: u64,
+    pub(crate) sets: VecDeque<S>,
     /// Number of the SET behind which the key was deleted last. That DELETE is answered already.
-    pub(in crate::index) deleted_behind: Option<u64>,
+    pub(crate) deleted_behind: Option<u64>,
     /// Slot of its record, if that is in the index file already.
-    pub(in crate::index) written: Option<u32>,
+    pub(crate) written: Option<u32>,
 }
 
 impl<S> Pending<S> {
-    pub(in crate::index) fn new(digest: Digest, key: Arc<str>) -> Self {
+    pub(crate) fn new(digest: Digest, key: Arc<str>) -> Self {
         Self { digest, key, set: 0, sets: VecDeque::new(), deleted_behind: None, written: None }
     }
 
     /// Number of the SET behind which an operation that comes now waits.
-    pub(in crate::index) fn last_set(&self) -> u64 {
+    pub(crate) fn last_set(&self) -> u64 {
         self.set + self.sets.len() as u64
     }
 
     /// Whether a DELETE follows, directly or behind further SETs: it is answered, so the chunk must not be stored.
-    pub(in crate::index) fn is_deleted(&self) -> bool {
+    pub(crate) fn is_deleted(&self) -> bool {
         self.deleted_behind.is_some()
     }
 }
 
 impl<S> Shard<S> {
-    pub(in crate::index) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             lookup: Lookup::default(),
             entries: Entries::default(),
@@ -87,17 +87,17 @@ impl<S> Shard<S> {
         }
     }
 
-    pub(in crate::index) fn find(&self, digest: Digest) -> Option<Located> {
+    pub(crate) fn find(&self, digest: Digest) -> Option<Located> {
         let same = |found: Located| { self.entries[found.entry].digest } == digest;
         self.lookup.find(digest.tag(), same)
     }
 
-    pub(in crate::index) fn insert_pending(&mut self, pending: Pending<S>) {
+    pub(crate) fn insert_pending(&mut self, pending: Pending<S>) {
         let hash = |pending: &Pending<S>| pending.digest.table_hash();
         self.pending.insert_unique(hash(&pending), pending, hash);
     }
 
-    pub(in crate::index) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<S>> {
+    pub(crate) fn pending_mut(&mut self, digest: Digest) -> Option<&mut Pending<S>> {
         if self.pending.is_empty() {
             return None;
         }
@@ -105,7 +105,7 @@ impl<S> Shard<S> {
     }
 
     /// Pins a chunk, if it has this length.
-    pub(in crate::index) fn pin(&mut self, entry: u32, length_bytes: u64) -> Option<Pin> {
+    pub(crate) fn pin(&mut self, entry: u32, length_bytes: u64) -> Option<Pin> {
         let pinned = &mut self.entries[entry];
         if u64::from(pinned.length_bytes) != length_bytes || !pinned.add_reader() {
             return None;
@@ -114,13 +114,13 @@ impl<S> Shard<S> {
         Some(Pin { digest, entry, extent, length_bytes, checksum })
     }
 
-    pub(in crate::index) fn link(&mut self, found: Located) {
+    pub(crate) fn link(&mut self, found: Located) {
         let digest = self.entries[found.entry].digest;
         self.lookup.insert(digest.tag(), found);
     }
 
     /// Returns the slot of the entry's record; none if it was not linked.
-    pub(in crate::index) fn unlink(&mut self, entry: u32) -> Option<u32> {
+    pub(crate) fn unlink(&mut self, entry: u32) -> Option<u32> {
         let digest = self.entries[entry].digest;
         self.lookup.remove(digest.tag(), entry)
     }
