@@ -2,7 +2,7 @@
 
 use std::panic::resume_unwind;
 
-use crate::base::sync::{Mutex, spawn_scoped};
+use crate::base::sync::spawn_scoped;
 
 /// The name of threads that open a path.
 pub(crate) const OPENING: &str = "kvring-open";
@@ -19,17 +19,6 @@ pub(crate) fn on_threads<T: Send>(name: &str, count: usize, work: impl Fn() -> T
         }
         all
     })
-}
-
-/// Does both pieces of work at once, where the system gives a thread for one of them.
-pub(crate) fn both(one: impl FnOnce() + Send, other: impl FnOnce() + Send) {
-    let work: [Box<dyn FnOnce() + Send>; 2] = [Box::new(one), Box::new(other)];
-    let work = Mutex::new(work.into_iter());
-    on_threads(OPENING, 2, || {
-        while let Some(one) = { work.lock().next() } {
-            one();
-        }
-    });
 }
 
 /// All values of sorted parts, in order.

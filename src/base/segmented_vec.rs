@@ -30,18 +30,6 @@ impl<T, const SEGMENT: usize> SegmentedVec<T, SEGMENT> {
         let full = self.segments.len().saturating_sub(1) * SEGMENT;
         full + self.segments.last().map_or(0, Vec::len)
     }
-
-    pub(crate) fn segments_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
-        self.segments.iter_mut().map(Vec::as_mut_slice)
-    }
-}
-
-impl<T: Copy, const SEGMENT: usize> SegmentedVec<T, SEGMENT> {
-    /// `count` times the same.
-    pub(crate) fn filled(element: T, count: usize) -> Self {
-        let segment_at = |at: usize| vec![element; SEGMENT.min(count - at)];
-        Self { segments: (0..count).step_by(SEGMENT).map(segment_at).collect() }
-    }
 }
 
 impl<T, const SEGMENT: usize> Index<usize> for SegmentedVec<T, SEGMENT> {
@@ -64,18 +52,14 @@ mod tests {
 
     #[test]
     fn elements_have_numbers_and_stay_where_they_are() {
-        for filled in [0, 1, 3, 4, 5, 8, 9] {
-            let mut vector = SegmentedVec::<usize, 4>::filled(7, filled);
-            let places: Vec<*const usize> = (0..filled).map(|at| &raw const vector[at]).collect();
-            let numbers: Vec<usize> = (0..20).map(|at| vector.push(100 + at)).collect();
-            assert_eq!(numbers, (filled..filled + 20).collect::<Vec<_>>());
-            assert_eq!(vector.len(), filled + 20);
-            assert!((0..filled).all(|at| vector[at] == 7));
-            assert!((0..20).all(|at| vector[filled + at] == 100 + at));
-            // What is not full yet may grow once.
-            assert!((0..filled / 4 * 4).all(|at| places[at] == &raw const vector[at]));
-            vector[filled] = 5;
-            assert_eq!(vector.segments_mut().flatten().filter(|one| **one == 5).count(), 1);
-        }
+        let mut vector = SegmentedVec::<usize, 4>::default();
+        let numbers: Vec<usize> = (0..9).map(|at| vector.push(100 + at)).collect();
+        assert_eq!(numbers, (0..9).collect::<Vec<_>>());
+        let places: Vec<*const usize> = (0..8).map(|at| &raw const vector[at]).collect();
+        (9..20).for_each(|at| _ = vector.push(100 + at));
+        assert!((0..8).all(|at| places[at] == &raw const vector[at]));
+        vector[5] = 5;
+        assert!((0..20).all(|at| vector[at] == if at == 5 { 5 } else { 100 + at }));
+        assert_eq!(vector.len(), 20);
     }
 }

@@ -18,6 +18,9 @@ use crate::config::Eviction;
 /// Until which second a chunk is excluded that is pinned or being read: until its release.
 pub(crate) const UNTIL_RELEASED_S: u32 = u32::MAX;
 
+/// Chunks ahead of which a node is brought into the processor's cache.
+const PREFETCHED: usize = 16;
+
 /// Blocks of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PoolBlocks {
@@ -56,7 +59,9 @@ impl EvictionIndex {
         namespace: (u64, impl FnOnce() -> String),
         returns: bool,
     ) -> (NodeId, NamespaceId) {
-        let (id, namespace) = self.add(chunk, extent, namespace, 0);
+        let namespace = self.namespaces.id_of(namespace);
+        let id = self.add(chunk, extent, namespace, 0);
+        self.extents.insert(&self.nodes, id);
         let (pool, nodes) = self.pool_with(id);
         pool.policy.insert(nodes, id, returns);
         (id, namespace)
@@ -65,6 +70,33 @@ impl EvictionIndex {
     /// The number of a namespace, named as in [`EvictionIndex::enter`], of which a chunk may be restored.
     pub(crate) fn namespace(&mut self, namespace: (u64, impl FnOnce() -> String)) -> NamespaceId {
         self.namespaces.id_of(namespace)
+    }
+
+    /// A chunk of an earlier owner; [`EvictionIndex::order_restored`] follows.
+    pub(crate) fn restore(
+        &mut self,
+        chunk: ChunkRef,
+        extent: Extent,
+        namespace: NamespaceId,
+        uses: u16,
+    ) -> NodeId {
+        self.add(chunk, extent, namespace, uses)
+    }
+
+    /// Puts the chunks that were restored in order: those that were used first come first. `by_extent` has them in that of their extents.
+    pub(crate) fn order_restored(
+        &mut self,
+        by_use: impl Iterator<Item = NodeId> + Clone,
+        by_extent: impl Iterator<Item = (NodeId, Extent)>,
+    ) {
+        self.namespaces.drop_all_unused();
+        self.extents = ExtentMap::of_sorted(by_extent);
+        let mut soon = by_use.clone().skip(PREFETCHED);
+        for id in by_use {
+            soon.next().into_iter().for_each(|soon| self.nodes.prefetch(soon));
+            let (pool, nodes) = self.pool_with(id);
+            pool.policy.restore(nodes, id);
+        }
     }
 
     pub(crate) fn touch(&mut self, id: NodeId) {
@@ -262,18 +294,15 @@ impl EvictionIndex {
         &mut self,
         chunk: ChunkRef,
         extent: Extent,
-        namespace: (u64, impl FnOnce() -> String),
+        namespace: NamespaceId,
         uses: u16,
-    ) -> (NodeId, NamespaceId) {
-        let namespace = self.namespaces.id_of(namespace);
+    ) -> NodeId {
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys += 1;
         usage.allocated_bytes += extent.size_bytes();
         let pool = self.namespaces.pool(namespace);
-        let id = self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool));
-        self.pools[usize::from(pool)].count_chunks(1, extent.blocks.into());
-        self.extents.insert(&self.nodes, id);
-        (id, namespace)
+        self.pools[usize::from(pool)].add_chunk(extent.blocks);
+        self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool))
     }
 
     fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {

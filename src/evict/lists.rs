@@ -16,8 +16,6 @@ const FREE: u8 = u8::MAX - 1;
 /// Instead of a list: excluded from eviction for a while.
 const EXCLUDED: u8 = u8::MAX - 2;
 
-const NO_EXTENT: Extent = Extent { file: 0, first_block: 0, blocks: 0 };
-
 /// Number of a chunk in [`Nodes`]. An `Option` of it takes no more room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NodeId(NonZeroU32);
@@ -114,34 +112,6 @@ impl Nodes {
         NodeId::at(self.all.push(node))
     }
 
-    /// Adds so many chunks, a part for each of `sizes`, to be filled before anything else. There are none before.
-    pub(super) fn add_parts(&mut self, sizes: &[usize]) -> Vec<NodesPart<'_>> {
-        debug_assert_eq!(self.all.len(), 0);
-        self.len = sizes.iter().sum();
-        let empty = ChunkNode::new(ChunkRef { shard: 0, entry: 0 }, NO_EXTENT, 0, 0);
-        self.all = SegmentedVec::filled(empty, self.len);
-        let mut segments = self.all.segments_mut();
-        let (mut rest, mut first) = (<&mut [ChunkNode]>::default(), 0);
-        let mut part_of = |&size: &usize| {
-            let mut part = NodesPart { next: first, rest: Vec::new() };
-            let mut missing = size;
-            while missing > 0 {
-                if rest.is_empty() {
-                    rest = segments.next().unwrap_or_default();
-                }
-                let count = missing.min(rest.len());
-                let (own, others) = std::mem::take(&mut rest).split_at_mut(count);
-                missing -= own.len();
-                part.rest.push(own.iter_mut());
-                rest = others;
-            }
-            part.rest.reverse();
-            first += size;
-            part
-        };
-        sizes.iter().map(&mut part_of).collect()
-    }
-
     /// Removes a chunk that no policy has any more.
     pub(crate) fn remove(&mut self, id: NodeId) -> ChunkNode {
         let node = self[id];
@@ -163,29 +133,6 @@ impl Nodes {
 
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-}
-
-/// Nodes that were added, to be filled in the order of their numbers.
-pub(super) struct NodesPart<'nodes> {
-    next: usize,
-    /// The first ones last.
-    rest: Vec<std::slice::IterMut<'nodes, ChunkNode>>,
-}
-
-impl NodesPart<'_> {
-    /// Fills the next one. There must be one.
-    pub(super) fn push(&mut self, node: ChunkNode) -> NodeId {
-        let place = loop {
-            let first = self.rest.last_mut().expect("no more are filled than were added");
-            match first.next() {
-                Some(place) => break place,
-                None => drop(self.rest.pop()),
-            }
-        };
-        *place = node;
-        self.next += 1;
-        NodeId::at(self.next - 1)
     }
 }
 

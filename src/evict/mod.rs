@@ -16,7 +16,6 @@ mod pool;
 #[path = "../../benches/eviction/probe.rs"]
 pub(crate) mod probe;
 mod quotas;
-mod restoring;
 mod room_search;
 mod s3fifo;
 

@@ -40,8 +40,9 @@ impl ChunkPool {
         Self { policy, blocks: 0, writing_blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
     }
 
-    pub(super) fn count_chunks(&mut self, chunks: usize, blocks: u64) {
-        self.chunks += chunks;
+    pub(super) fn add_chunk(&mut self, blocks: u32) {
+        let blocks = u64::from(blocks);
+        self.chunks += 1;
         self.blocks += blocks;
         self.ordered_blocks += blocks;
         self.quota.iter().for_each(|quota| quota.add(blocks));

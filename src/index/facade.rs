@@ -1,18 +1,13 @@
 //! The facade of the index file: what the rest of the store asks of it.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::file::record_writer::{RecordWriter, WriterEvent};
-use super::file::table::Reservation;
+use super::file::table::Table;
 use super::memory::map::Index;
-use crate::base::log_limit::LogLimit;
 use crate::base::time::Patience;
-use crate::error::StoreError;
-use crate::format::membership::Membership;
-use crate::format::names::StoreId;
-use crate::store::IndexShare;
 
 /// Changes of records on their way into the file. They are numbered: a ticket is behind all that were queued before it.
 impl<S> Index<S> {
@@ -73,110 +68,11 @@ impl<S> Index<S> {
     }
 }
 
-/// Making the file durable.
-impl<S> Index<S> {
-    pub(crate) fn sync(&self) -> io::Result<()> {
-        self.table.sync()
-    }
+/// What the rest of the store asks of the index file.
+impl<S> Deref for Index<S> {
+    type Target = Table;
 
-    /// Opens the file once for each of the first `reactors` that sync it: each is told of write-back errors of its own.
-    pub(crate) fn prepare_syncs(&self, reactors: usize) -> io::Result<()> {
-        self.table.prepare_syncs(reactors)
-    }
-
-    /// Descriptor of the file by which reactor `number` syncs it.
-    pub(crate) fn sync_descriptor(&self, number: usize) -> RawFd {
-        self.table.sync_descriptor(number)
-    }
-
-    /// Has the next sync write all of the file again: after a failed one the disk may lack what the kernel takes for written.
-    pub(crate) fn write_anew(&self) {
-        self.table.write_anew();
-    }
-
-    /// The same, behind the changes that are queued, and so before every sync that waits for a later ticket.
-    pub(crate) fn write_anew_later(&self) {
-        self.table.write_anew_later();
-    }
-
-    pub(crate) fn store_id(&self) -> io::Result<StoreId> {
-        self.table.store_id()
-    }
-
-    /// Writes which stores share keys, durably.
-    pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
-        self.table.write_membership(membership)
-    }
-
-    /// Releases the file, and the lock with it: another process may own the store from here on.
-    pub(crate) fn release_file(&self) -> io::Result<()> {
-        self.table.release_file()
-    }
-}
-
-/// Records and space.
-impl<S> Index<S> {
-    /// Slots for the record of a chunk whose key has `key_length` bytes; does not block.
-    ///
-    /// # Errors
-    /// `StoreError` when there are none: [`StoreError::Growing`] where growth may make some.
-    pub(crate) fn reserve_record(&self, key_length: usize) -> Result<Reservation, StoreError> {
-        self.table.reserve(key_length)
-    }
-
-    /// # Errors
-    /// No record is written: too many pages were lost.
-    pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
-        self.table.unreadable().map_or(Ok(()), Err)
-    }
-
-    /// Why too many pages are lost for anything to be stored, if so.
-    pub(crate) fn unreadable(&self) -> Option<StoreError> {
-        self.table.unreadable()
-    }
-
-    /// Pages of the file that the disk did not return.
-    pub(crate) fn lost_pages(&self) -> usize {
-        self.table.lost_pages()
-    }
-
-    /// Records that the file has room for.
-    pub(crate) fn record_slots(&self) -> u32 {
-        self.table.slot_count()
-    }
-
-    pub(crate) fn used_records(&self) -> u32 {
-        self.table.used_slots()
-    }
-
-    pub(crate) fn is_growth_due(&self) -> bool {
-        self.table.is_growth_due()
-    }
-
-    /// Lengthens the file by a step; waits for the file system.
-    ///
-    /// # Errors
-    /// `StoreError` when the capacity or the file system refuses.
-    pub(crate) fn grow(&self) -> Result<(), StoreError> {
-        self.table.grow()
-    }
-
-    /// Maps the pages that were added since there were so many slots. It may wait for the disk.
-    pub(crate) fn populate_from(&self, record_slots: u32) {
-        self.table.populate_from(record_slots);
-    }
-
-    /// Its part of the space of the store.
-    pub(crate) fn space(&self) -> &dyn IndexShare {
-        &*self.table
-    }
-
-    /// Why the next open would not find the file, or not all that this owner has in it, if so.
-    pub(crate) fn missed(&self) -> Option<String> {
-        self.table.missed()
-    }
-
-    pub(crate) fn log_limits(&self) -> [&LogLimit; 4] {
-        self.table.log_limits()
+    fn deref(&self) -> &Table {
+        &self.table
     }
 }

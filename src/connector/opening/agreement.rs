@@ -39,7 +39,7 @@ pub(super) fn agree(
         })
     };
     // What was dropped is not to come back once the set is noted.
-    change(&ChunkIndex::sync)?;
+    change(&|index| index.sync())?;
     change(&|index| index.write_membership(&set))?;
     Ok((placement, epoch + 1))
 }

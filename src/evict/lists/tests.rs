@@ -50,25 +50,6 @@ fn numbers_are_used_again_and_the_others_stay() {
 }
 
 #[test]
-fn parts_have_the_numbers_one_after_the_other() {
-    let sizes = [3, 0, 2 * SEGMENT, SEGMENT - 3, 1, 0];
-    let count: usize = sizes.iter().sum();
-    let mut nodes = Nodes::default();
-    let mut parts = nodes.add_parts(&sizes);
-    // In no order.
-    for number in [4, 2, 0, 5, 1, 3] {
-        let first: usize = sizes[..number].iter().sum();
-        for at in first..first + sizes[number] {
-            assert_eq!(parts[number].push(node(at as u32)).index(), at);
-        }
-    }
-    drop(parts);
-    assert_eq!(nodes.len(), count);
-    assert!((0..count).all(|at| nodes[NodeId::at(at)].chunk().entry == at as u32));
-    assert_eq!(nodes.insert(node(0)).index(), count);
-}
-
-#[test]
 fn positions_run_from_the_coldest_to_the_hottest() {
     let mut nodes = Nodes::default();
     let mut hot = List::new(0);

@@ -257,7 +257,7 @@ mod tests {
         assert!(!found.is_there() && !found.has_chunks() && found.owner().is_none());
         let write = |record: Option<Record>| {
             let table = opened(directory.path());
-            if table.slot_count() == 0 {
+            if table.record_slots() == 0 {
                 table.grow().unwrap();
             }
             if let Some(record) = record {

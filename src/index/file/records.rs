@@ -61,7 +61,7 @@ impl Table {
         let head = self.read(slot);
         let mut next = slot;
         for _ in 0..=crate::key::MAX_KEY_BYTES / KEY_PART_BYTES {
-            if next >= self.slot_count() {
+            if next >= self.record_slots() {
                 break;
             }
             let record = self.read(next);
@@ -166,7 +166,7 @@ impl Table {
     }
 
     fn read_if_there(&self, slot: u32) -> Option<Record> {
-        (slot < self.slot_count()).then(|| self.read(slot))
+        (slot < self.record_slots()).then(|| self.read(slot))
     }
 
     /// A copy of the record in `slot`.

@@ -24,6 +24,11 @@ const AHEAD_PART: u64 = 2;
 const MOST_PART: u64 = 8;
 
 impl Table {
+    /// Its part of the space of the store.
+    pub(crate) fn space(&self) -> &dyn IndexShare {
+        self
+    }
+
     pub(crate) fn why_full(&self) -> StoreError {
         match &*self.refusal.lock() {
             Some((again, error)) if Instant::now() < *again => error.clone(),
@@ -41,7 +46,7 @@ impl Table {
     }
 
     fn length_bytes(&self) -> u64 {
-        HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64
+        HEADER_BYTES + u64::from(self.record_slots()) * RECORD_BYTES as u64
     }
 
     fn step_bytes(&self) -> u64 {
@@ -62,7 +67,7 @@ impl Table {
 
     fn try_to_grow(&self) -> Result<(), StoreError> {
         let mut reserved = self.reserved.lock();
-        let (before, length) = (self.slot_count(), self.length_bytes());
+        let (before, length) = (self.record_slots(), self.length_bytes());
         let spare = |reserved: u64| (reserved - length) / GROWTH_BYTES * GROWTH_BYTES;
         let room = (self.mapping.length_bytes() as u64 - length) / GROWTH_BYTES * GROWTH_BYTES;
         let wanted = self.step_bytes().min(room);
@@ -92,8 +97,8 @@ impl Table {
     }
 
     /// Maps the pages that were added since there were so many slots. It may wait for the disk.
-    pub(crate) fn populate_from(&self, slot_count: u32) {
-        let start = HEADER_BYTES + u64::from(slot_count) * RECORD_BYTES as u64;
+    pub(crate) fn populate_from(&self, record_slots: u32) {
+        let start = HEADER_BYTES + u64::from(record_slots) * RECORD_BYTES as u64;
         self.mapping.populate(start as usize, (self.length_bytes() - start) as usize);
     }
 
@@ -136,7 +141,7 @@ impl Table {
 impl IndexShare for Table {
     /// As many chunks as now in the rest as well, in proportion, or of 16 KiB on average if that is more.
     fn missing_bytes(&self, data_bytes: u64, allocated_bytes: u64) -> u64 {
-        let used_bytes = u64::from(self.used_slots()) * RECORD_BYTES as u64;
+        let used_bytes = u64::from(self.used_records()) * RECORD_BYTES as u64;
         let in_proportion = match allocated_bytes {
             0 => 0,
             _ => {

@@ -159,14 +159,14 @@ impl Table {
         [holes, refusals, returns, unmarked]
     }
 
-    pub(crate) fn slot_count(&self) -> u32 {
+    pub(crate) fn record_slots(&self) -> u32 {
         self.total.load(Ordering::Acquire)
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
     pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
         let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
-        let records = (0..self.slot_count()).map(|slot| self.read(slot));
+        let records = (0..self.record_slots()).map(|slot| self.read(slot));
         for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
             let sum = sums.entry(record.data_file).or_default();
             *sum = (sum.0 + u128::from(record.last_used_ms()), sum.1 + 1);
@@ -177,18 +177,18 @@ impl Table {
     /// Slots that there are at least once the data files have taken what they may.
     pub(crate) fn assured_slots(&self) -> u64 {
         let assured_bytes = index_share_bytes(self.space.capacity_bytes);
-        u64::from(self.slot_count()).max(assured_bytes / RECORD_BYTES as u64)
+        u64::from(self.record_slots()).max(assured_bytes / RECORD_BYTES as u64)
     }
 
-    pub(crate) fn used_slots(&self) -> u32 {
+    pub(crate) fn used_records(&self) -> u32 {
         let free = self.free.lock();
-        self.slot_count() - free.count()
+        self.record_slots() - free.count()
     }
 
     /// Declares which slots are used, and the others free; called once, by recovery. The lowest are handed out first.
     pub(crate) fn set_free(&self, is_used: impl Fn(usize) -> bool) {
         let mut free = self.free.lock();
-        let unused = (0..self.slot_count() as usize).rev().filter(|slot| !is_used(*slot));
+        let unused = (0..self.record_slots() as usize).rev().filter(|slot| !is_used(*slot));
         unused.for_each(|slot| free.give_back(slot as u32));
     }
 
@@ -196,7 +196,7 @@ impl Table {
     ///
     /// # Errors
     /// `StoreError` when there are none: [`StoreError::Growing`] where [`Table::grow`] may make some.
-    pub(crate) fn reserve(&self, key_length: usize) -> Result<Reservation, StoreError> {
+    pub(crate) fn reserve_record(&self, key_length: usize) -> Result<Reservation, StoreError> {
         let needed = slots_for(key_length);
         let mut slots = Vec::with_capacity(needed);
         // Lowest first, so that the parts of a long key follow each other.
@@ -229,6 +229,12 @@ impl Table {
 
     pub(crate) fn is_in_hole(&self, slot: u32) -> bool {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
+    }
+
+    /// # Errors
+    /// No record is written: too many pages were lost.
+    pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
+        self.unreadable().map_or(Ok(()), Err)
     }
 
     /// Why no record is written any more: too many pages were lost. Neither growth nor the eviction of others helps.

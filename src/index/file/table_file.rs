@@ -237,7 +237,7 @@ impl Table {
     /// there has made it as long again.
     fn is_cut_short(&self) -> bool {
         // Before the length, which grows first.
-        let needed_bytes = HEADER_BYTES + u64::from(self.slot_count()) * RECORD_BYTES as u64;
+        let needed_bytes = HEADER_BYTES + u64::from(self.record_slots()) * RECORD_BYTES as u64;
         if matches!(self.index_file.length(), Ok(Some(bytes)) if bytes < needed_bytes) {
             self.was_cut_short.store(true, Ordering::Relaxed);
         }
@@ -256,7 +256,7 @@ impl Table {
 
     /// Has the next sync write all of it again: after a failed one the disk may lack what the kernel takes for written.
     pub(crate) fn write_anew(&self) {
-        let bytes = HEADER_BYTES as usize + self.slot_count() as usize * RECORD_BYTES;
+        let bytes = HEADER_BYTES as usize + self.record_slots() as usize * RECORD_BYTES;
         let index = &self.index_file;
         if let Err(error) = self.mapping.mark_changed(bytes, |at, part| {
             index.files.mark_changed(&index.file, index.offset + at, part)

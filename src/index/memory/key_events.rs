@@ -34,30 +34,3 @@ pub(crate) struct UntoldChunk {
     pub(crate) shard: u32,
     pub(crate) entry: u32,
 }
-
-/// Entries of a shard whose chunks are not told yet, a bit for each number.
-pub(crate) struct Untold(Vec<u64>);
-
-impl Untold {
-    pub(crate) fn new(entries: u32) -> Self {
-        Self(vec![0; entries.div_ceil(u64::BITS) as usize])
-    }
-
-    pub(crate) fn add(&mut self, entry: u32) {
-        self.0[(entry / u64::BITS) as usize] |= 1 << (entry % u64::BITS);
-    }
-
-    pub(crate) fn has(&self, entry: u32) -> bool {
-        let word = self.0.get((entry / u64::BITS) as usize);
-        word.is_some_and(|word| word >> (entry % u64::BITS) & 1 == 1)
-    }
-
-    /// Says whether it was there.
-    pub(crate) fn take(&mut self, entry: u32) -> bool {
-        let was_there = self.has(entry);
-        if was_there {
-            self.0[(entry / u64::BITS) as usize] &= !(1 << (entry % u64::BITS));
-        }
-        was_there
-    }
-}

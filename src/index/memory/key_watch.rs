@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::key_events::{KeyChange, KeyEvent, KeyEvents, Untold, UntoldChunk};
+use super::key_events::{KeyChange, KeyEvent, KeyEvents, UntoldChunk};
 use super::map::Index;
 use super::shard::Shard;
 use crate::format::record::use_parts;
@@ -24,9 +24,8 @@ impl<S> Index<S> {
         }
         for (number, shard) in self.shards.iter().enumerate() {
             let mut shard = shard.0.lock();
-            let mut untold = Untold::new(shard.entries.end());
+            let untold = shard.lookup.iter().map(|found| found.entry).collect();
             for found in shard.lookup.iter() {
-                untold.add(found.entry);
                 all.push(UntoldChunk {
                     last_used_ms: use_parts(shard.entries[found.entry].last_use).0,
                     shard: number as u32,
@@ -41,7 +40,8 @@ impl<S> Index<S> {
     /// Tells of a chunk, if it is still stored.
     pub(crate) fn tell_stored(&self, chunk: UntoldChunk) -> Option<KeyEvent> {
         let located = |shard: &Shard<S>| {
-            let is_untold = shard.untold.as_ref().is_some_and(|untold| untold.has(chunk.entry));
+            let is_untold =
+                shard.untold.as_ref().is_some_and(|untold| untold.contains(&chunk.entry));
             let same = |found: Located| found.entry == chunk.entry;
             let tag = || shard.entries[chunk.entry].digest.tag();
             if is_untold { shard.lookup.find(tag(), same) } else { None }
@@ -53,7 +53,7 @@ impl<S> Index<S> {
         let mut shard = shard.lock();
         let found = located(&shard)?;
         let key = self.table.key(&self.table.read(found.record))?;
-        shard.untold.as_mut()?.take(chunk.entry);
+        shard.untold.as_mut()?.remove(&chunk.entry);
         let length_bytes = u64::from(shard.entries[chunk.entry].length_bytes);
         Some(KeyEvent { key, length_bytes, change: KeyChange::Stored })
     }
@@ -69,15 +69,14 @@ impl<S> Index<S> {
 
     /// A SET found its very bytes stored.
     pub(crate) fn note_stored_again(&self, shard: &Shard<S>, found: Located) {
-        let is_told = |untold: &Untold| !untold.has(found.entry);
-        if shard.untold.as_ref().is_some_and(is_told) {
+        if shard.untold.as_ref().is_some_and(|untold| !untold.contains(&found.entry)) {
             self.note_change(shard, found, KeyChange::StoredAgain);
         }
     }
 
     /// An entry goes.
     pub(crate) fn note_gone(&self, shard: &mut Shard<S>, found: Located) {
-        if shard.untold.as_mut().is_some_and(|untold| !untold.take(found.entry)) {
+        if shard.untold.as_mut().is_some_and(|untold| !untold.remove(&found.entry)) {
             self.note_change(shard, found, KeyChange::Gone);
         }
     }

@@ -74,7 +74,7 @@ impl UnreadIndex {
         let now_ms = config.clock.now_ms();
         let oldest_ms = config.ttl.map_or(0, |ttl| now_ms.saturating_sub(ttl.as_millis() as u64));
         let mut index = Index::new(self.table, 0, config.clone(), quotas);
-        let slots = index.table.slot_count();
+        let slots = index.table.record_slots();
         let threads = config.tuning.open_threads.unwrap_or_else(|| threads_for(slots));
         let mut heads = Heads::new(slots);
         let (parts, newest) =
@@ -101,7 +101,7 @@ impl UnreadIndex {
             index.verify_from.store(verify_from, Ordering::Relaxed);
         }
         recovery.to_verify = linked.unverified.len() as u64;
-        let stored = index.restore_order(&kept, &heads, threads);
+        let stored = index.restore_order(&kept, &heads);
         recovery.kept = stored.len() as u64;
         if !linked.dropped.is_empty() {
             index.make_durable_as_found(store);

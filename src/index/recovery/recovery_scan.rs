@@ -104,7 +104,7 @@ impl<S: Send> Index<S> {
         recovery: &mut Recovery,
     ) -> (Vec<Vec<Placed>>, u64) {
         let pieces = Mutex::new((0_u32..).step_by(PIECE).zip(heads.0.chunks_mut(PIECE)));
-        let expected = self.table.slot_count() as usize / threads;
+        let expected = self.table.record_slots() as usize / threads;
         let mut all = on_threads(OPENING, threads, || {
             let (mut read, mut records) = (Read::default(), vec![Record::zeroed(); PIECE]);
             read.placed.reserve(expected);

@@ -152,41 +152,31 @@ impl<S: Send> Index<S> {
         }
     }
 
-    /// Enters all chunks that are found into the eviction index, on several threads. `kept` has them in the order of their extents,
-    /// among others. Returns their extents.
-    pub(crate) fn restore_order(
-        &self,
-        kept: &[Placed],
-        heads: &Heads,
-        threads: usize,
-    ) -> Vec<Extent> {
-        let sizes: Vec<usize> =
-            self.shards.iter().map(|shard| shard.0.lock().lookup.len()).collect();
+    /// Enters all chunks that are found into the eviction index. `kept` has them in the order of their extents, among others.
+    /// Returns their extents.
+    pub(crate) fn restore_order(&self, kept: &[Placed], heads: &Heads) -> Vec<Extent> {
         let mut eviction_index = self.eviction_index.lock();
-        let order = eviction_index.restore(&sizes, threads, |number, entering| {
-            let shard = &mut *self.shards[number].0.lock();
-            let all: Vec<Located> = shard.lookup.iter().collect();
-            for (at, found) in all.iter().enumerate() {
-                if let Some(soon) = all.get(at + PREFETCHED) {
-                    shard.entries.prefetch(soon.entry);
-                    heads.prefetch(soon.record);
-                }
-                let entry = &mut shard.entries[found.entry];
+        let mut nodes: Vec<Option<NodeId>> = vec![None; self.table.record_slots() as usize];
+        let mut by_use: Vec<(u64, u32, NodeId)> = Vec::with_capacity(kept.len());
+        for (number, shard) in (0..).zip(&self.shards) {
+            let Shard { lookup, entries, .. } = &mut *shard.0.lock();
+            for Located { entry, record } in lookup.iter() {
+                let chunk = ChunkRef { shard: number, entry };
+                let entry = &mut entries[entry];
                 let (used_ms, uses) = use_parts(entry.last_use);
                 let moment = match self.config.eviction {
-                    Eviction::Fifo => heads.generation(found.record).unwrap_or_default(),
+                    Eviction::Fifo => heads.generation(record).unwrap_or_default(),
                     _ => used_ms,
                 };
-                let chunk = ChunkRef { shard: number as u32, entry: found.entry };
-                let (extent, rank) = (entry.extent(), (moment, uses));
-                let node = entering.enter(chunk, extent, entry.namespace, found.record, rank);
-                entry.node = Some(node);
+                let node = eviction_index.restore(chunk, entry.extent(), entry.namespace, uses);
+                (entry.node, nodes[record as usize]) = (Some(node), Some(node));
+                by_use.push((moment, record, node));
             }
-        });
-        let mut nodes: Vec<Option<NodeId>> = vec![None; self.table.slot_count() as usize];
-        order.iter().flatten().for_each(|one| nodes[one.slot() as usize] = Some(one.id()));
+        }
+        by_use.sort_unstable();
         let chunk = |placed: &Placed| Some((nodes[placed.slot() as usize]?, placed.extent()));
-        eviction_index.all_restored(order, kept.iter().filter_map(chunk));
-        kept.iter().filter_map(chunk).map(|(_, extent)| extent).collect()
+        let by_extent = kept.iter().filter_map(chunk);
+        eviction_index.order_restored(by_use.iter().map(|(.., node)| *node), by_extent.clone());
+        by_extent.map(|(_, extent)| extent).collect()
     }
 }

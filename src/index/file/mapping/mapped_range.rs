@@ -18,17 +18,12 @@ pub(super) struct MappedRange {
     start: AtomicUsize,
     length: AtomicUsize,
     pub(super) hole_count: AtomicUsize,
-    /// Each hole once, from the first place on: its offset, and in the lowest bits how far it is. 0 is none.
+    /// Each hole once, from the first place on: its offset and [`NOTED`]. 0 is none.
     pub(super) holes: [AtomicUsize; MAX_HOLES],
 }
 
-/// A thread is about to put memory there.
-const CLAIMED: usize = 1;
-/// Memory is there.
-pub(super) const MADE: usize = 2;
-/// There was no memory to be had.
-pub(super) const FAILED: usize = 3;
-const STATE_BITS: usize = 3;
+/// Beside the offset of a hole, which may be 0.
+const NOTED: usize = 1;
 
 pub(super) static MAPPED_RANGES: [MappedRange; MAX_MAPPINGS] =
     [const { MappedRange::none() }; MAX_MAPPINGS];
@@ -72,9 +67,7 @@ impl MappedRange {
             _ => {
                 let page = offset - offset % page_bytes();
                 let holes = self.holes.iter().map(|hole| hole.load(Ordering::Acquire));
-                holes
-                    .take_while(|hole| *hole != 0)
-                    .any(|hole| hole & !STATE_BITS == page && hole & STATE_BITS != FAILED)
+                holes.take_while(|hole| *hole != 0).any(|hole| hole == page | NOTED)
             }
         }
     }
@@ -91,41 +84,20 @@ impl MappedRange {
         self.is_taken.store(false, Ordering::SeqCst);
     }
 
-    /// Puts memory in the place of the page at `address`, once, however many threads ask for it: what the first of them has
-    /// stored there by then stays. Says whether memory is there. Safe in a signal handler.
+    /// Notes the page at `address`, and puts memory in its place. Threads may do so at the same time: only zeros are ever stored
+    /// through the mapping. Says whether memory is there. Safe in a signal handler.
     pub(super) fn make_hole(&self, address: usize) -> bool {
         let page = address - address % page_bytes();
-        let offset = page - self.start.load(Ordering::SeqCst);
-        for hole in &self.holes {
-            let mut seen = hole.load(Ordering::SeqCst);
-            while seen == 0 || seen & !STATE_BITS == offset {
-                if seen == offset | MADE {
-                    return true;
-                }
-                if seen == offset | CLAIMED {
-                    // The other thread is in the lines below: between them is one system call.
-                    // SAFETY: no pointers; a plain system call.
-                    unsafe { libc::sched_yield() };
-                    seen = hole.load(Ordering::SeqCst);
-                    continue;
-                }
-                let claim = offset | CLAIMED;
-                match hole.compare_exchange(seen, claim, Ordering::SeqCst, Ordering::SeqCst) {
-                    Err(other) => seen = other,
-                    Ok(_) => {
-                        let placed = self.place_memory(page);
-                        let state = if placed { MADE } else { FAILED };
-                        hole.store(offset | state, Ordering::SeqCst);
-                        return placed;
-                    }
-                }
-            }
-        }
-        // Nothing is stored in this mapping any more that would be lost.
-        self.place_memory(page)
+        let noted = (page - self.start.load(Ordering::SeqCst)) | NOTED;
+        let note = |hole: &AtomicUsize| {
+            hole.compare_exchange(0, noted, Ordering::SeqCst, Ordering::SeqCst)
+        };
+        let place = self.holes.iter().map(note).find(|was| was.is_ok() || *was == Err(noted));
+        self.hole_count.fetch_add(usize::from(place != Some(Err(noted))), Ordering::SeqCst);
+        Self::place_memory(page)
     }
 
-    fn place_memory(&self, page: usize) -> bool {
+    fn place_memory(page: usize) -> bool {
         // SAFETY: a whole page inside the mapping, which nobody can have replaced: it is unmapped only after `release`. Rust has
         // only raw pointers into it.
         let placed = unsafe {
@@ -138,9 +110,7 @@ impl MappedRange {
                 0,
             )
         };
-        let is_placed = placed != libc::MAP_FAILED;
-        self.hole_count.fetch_add(usize::from(is_placed), Ordering::SeqCst);
-        is_placed
+        placed != libc::MAP_FAILED
     }
 }
 

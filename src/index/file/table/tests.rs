@@ -99,7 +99,7 @@ fn publish(table: &Table, key: &str, generation: u64, file: u32, created_ms: u64
         checksum: None,
         created_ms,
     };
-    table.publish(&table.reserve(key.len()).unwrap(), &content, key)
+    table.publish(&table.reserve_record(key.len()).unwrap(), &content, key)
 }
 
 fn long_key(seed: char) -> String {
@@ -129,7 +129,7 @@ impl Opened {
 fn space_that_is_reserved_behind_the_end_is_found_again() {
     let Opened { table, directory, .. } = open();
     let length = HEADER_BYTES + GROWTH_BYTES;
-    assert_eq!(u64::from(table.slot_count()) * RECORD_BYTES as u64, GROWTH_BYTES);
+    assert_eq!(u64::from(table.record_slots()) * RECORD_BYTES as u64, GROWTH_BYTES);
     let behind = length..length + 2 * GROWTH_BYTES;
     let flags = libc::FALLOC_FL_KEEP_SIZE;
     SystemFiles.preallocate(&table.index_file.file, behind, flags).unwrap();
@@ -149,7 +149,7 @@ fn an_index_of_more_than_half_the_capacity_is_started_anew() {
         table.release_file().unwrap();
         drop(table);
         let Opened { table, state, .. } = open_in(directory, capacity_bytes);
-        assert_eq!(table.slot_count() > 0, is_kept);
+        assert_eq!(table.record_slots() > 0, is_kept);
         assert_eq!(state.reset.is_none(), is_kept, "{:?}", state.reset);
         assert_eq!(table.space.used_bytes(), if is_kept { length } else { HEADER_BYTES });
     }
@@ -185,19 +185,19 @@ fn clearing_a_record_frees_what_belongs_to_it_and_no_more() {
     let table = &opened.table;
     let longest = "k".repeat(MAX_KEY_BYTES);
     table.clear(publish(table, &longest, 1, 0, 0));
-    assert_eq!(table.used_slots(), 0);
+    assert_eq!(table.used_records(), 0);
     // One key whose chunk was replaced, and another: their further parts are not this record's.
     let key = long_key('a');
     let replaced = publish(table, &key, 2, 0, 0);
     let part = table.read(publish(table, &key, 3, 0, 0)).next_slot;
     let other = publish(table, &long_key('b'), 2, 0, 0);
     let of_other = table.read(other).next_slot;
-    for next_slot in [part, of_other, other, table.slot_count(), NO_SLOT] {
+    for next_slot in [part, of_other, other, table.record_slots(), NO_SLOT] {
         let head = publish(table, &key, 2, 0, 0);
-        let used = table.used_slots();
+        let used = table.used_records();
         opened.lead(head, next_slot);
         table.clear(head);
-        assert_eq!(table.used_slots(), used - 1, "{next_slot}");
+        assert_eq!(table.used_records(), used - 1, "{next_slot}");
     }
     assert!(table.key(&table.read(other)).is_some());
     assert_eq!(table.lost_pages(), 0);
@@ -208,7 +208,7 @@ fn clearing_a_record_frees_what_belongs_to_it_and_no_more() {
 fn a_link_behind_the_last_slot_leads_nowhere() {
     let opened = open();
     let slot = publish(&opened.table, &long_key('a'), 1, 0, 0);
-    opened.lead(slot, opened.table.slot_count());
+    opened.lead(slot, opened.table.record_slots());
     assert_eq!(opened.table.key(&opened.table.read(slot)), None);
     // Nothing is read there: behind the end of the file the page would count as lost.
     assert_eq!(opened.table.lost_pages(), 0);
@@ -239,13 +239,13 @@ fn records_are_read_from_any_slot_on_as_far_as_they_go() {
     let (records, unreadable) = records_from(17, 2);
     let generations: Vec<u64> = records.iter().map(|record| record.generation).collect();
     assert_eq!((generations, unreadable), (vec![18, 19], 0));
-    assert_eq!(records_from(u64::from(table.slot_count()) - 3, 10).0.len(), 3);
-    let (records, unreadable) = records_from(u64::from(table.slot_count()), 10);
+    assert_eq!(records_from(u64::from(table.record_slots()) - 3, 10).0.len(), 3);
+    let (records, unreadable) = records_from(u64::from(table.record_slots()), 10);
     assert_eq!((records.len(), unreadable), (0, 0));
     // It says that it is longer than it is: three pages are missing.
     table.index_file.file.set_len(length - 3 * 4096).unwrap();
     let (records, unreadable) = records_from(0, usize::MAX);
-    assert_eq!((records.len() as u32, unreadable), (table.slot_count(), 3));
+    assert_eq!((records.len() as u32, unreadable), (table.record_slots(), 3));
     assert_eq!(records[19].generation, 20);
 }
 

@@ -51,7 +51,7 @@ fn exists(index: &TestIndex, keys: &[&str]) -> Vec<bool> {
 /// Slots for a key; the file grows for them.
 pub(crate) fn reserved(index: &TestIndex, key_length: usize) -> Reservation {
     loop {
-        match index.table.reserve(key_length) {
+        match index.table.reserve_record(key_length) {
             Err(StoreError::Growing { .. }) => index.table.grow().unwrap(),
             outcome => return outcome.unwrap(),
         }

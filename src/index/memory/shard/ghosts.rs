@@ -1,22 +1,20 @@
 //! Ghosts: keys without chunks that were evicted or not admitted. The bytes evicted since then tell whether a larger store would
 //! still have the chunk.
 
+use std::collections::VecDeque;
+
 use hashbrown::HashTable;
 
-use crate::base::block::BLOCK_BYTES;
-use crate::base::segmented_vec::SegmentedVec;
 use crate::evict::NamespaceId;
 use crate::key::Digest;
 
 /// Most ghosts of a shard: so many for each stored key, and a few more.
 const FOR_EACH_HELD: usize = 2;
 const AT_LEAST: usize = 16;
-/// Short segments, since half of one is unused on average.
-const SEGMENT: usize = 32;
-/// Number of no ghost.
-const NONE: u32 = u32::MAX;
 
+/// Packed: there are up to two for each stored key.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, packed(4))]
 pub(crate) struct Ghost {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) namespace: NamespaceId,
@@ -44,97 +42,51 @@ impl Fingerprint {
     }
 }
 
-/// A ghost, packed, in a list by age.
-#[derive(Clone, Copy)]
-#[repr(C, packed(4))]
-struct Slot {
-    fingerprint: Fingerprint,
-    /// Blocks evicted in the upper 52 bits, then refused SETs (8 bits) and whether it was evicted.
-    history: u64,
-    namespace: NamespaceId,
-    older: u32,
-    /// The next free one, of one that is free.
-    younger: u32,
-}
-
-const _: () = assert!(size_of::<Slot>() == 24);
-
-const SINCE_SHIFT: u32 = 9;
-const REFUSED_SHIFT: u32 = 1;
-
-impl Slot {
-    fn new(ghost: Ghost, older: u32) -> Self {
-        let since_blocks = ghost.since_bytes / BLOCK_BYTES;
-        let history = since_blocks << SINCE_SHIFT
-            | u64::from(ghost.refused_sets) << REFUSED_SHIFT
-            | u64::from(ghost.was_evicted);
-        let (fingerprint, namespace) = (ghost.fingerprint, ghost.namespace);
-        Self { fingerprint, history, namespace, older, younger: NONE }
-    }
-
-    fn ghost(&self) -> Ghost {
-        Ghost {
-            fingerprint: self.fingerprint,
-            namespace: self.namespace,
-            since_bytes: (self.history >> SINCE_SHIFT) * BLOCK_BYTES,
-            refused_sets: (self.history >> REFUSED_SHIFT) as u8,
-            was_evicted: self.history & 1 == 1,
-        }
-    }
-}
-
+#[derive(Default)]
 pub(crate) struct Ghosts {
-    /// Numbers in `slots`, by fingerprint.
-    table: HashTable<u32>,
-    slots: SegmentedVec<Slot, SEGMENT>,
-    /// First of the free slots.
-    free: u32,
-    oldest: u32,
-    youngest: u32,
-}
-
-impl Default for Ghosts {
-    fn default() -> Self {
-        let table = HashTable::new();
-        Self { table, slots: SegmentedVec::default(), free: NONE, oldest: NONE, youngest: NONE }
-    }
+    /// The oldest first. One that was removed leaves a gap, until all before it are gone, or there are many.
+    by_age: VecDeque<Option<Ghost>>,
+    /// Number of the first of them.
+    first: u32,
+    /// Their numbers, by fingerprint.
+    numbers: HashTable<u32>,
 }
 
 impl Ghosts {
+    fn at(&self, number: u32) -> Option<Ghost> {
+        self.by_age[number.wrapping_sub(self.first) as usize]
+    }
+
     pub(crate) fn get(&self, digest: Digest) -> Option<Ghost> {
         let fingerprint = Fingerprint::of(digest);
-        if self.table.is_empty() {
+        if self.numbers.is_empty() {
             return None;
         }
-        let is_it = |slot: &u32| self.slots[*slot as usize].fingerprint == fingerprint;
-        self.table
-            .find(fingerprint.table_hash(), is_it)
-            .map(|slot| self.slots[*slot as usize].ghost())
+        let is_it =
+            |number: &u32| self.at(*number).is_some_and(|one| one.fingerprint == fingerprint);
+        let number = self.numbers.find(fingerprint.table_hash(), is_it)?;
+        self.at(*number)
     }
 
     pub(crate) fn remove(&mut self, digest: Digest) -> Option<Ghost> {
-        if self.table.is_empty() {
-            return None;
-        }
         self.remove_fingerprint(Fingerprint::of(digest))
     }
 
     fn remove_fingerprint(&mut self, fingerprint: Fingerprint) -> Option<Ghost> {
-        let slots = &self.slots;
-        let is_it = |slot: &u32| slots[*slot as usize].fingerprint == fingerprint;
-        let (number, _) = self.table.find_entry(fingerprint.table_hash(), is_it).ok()?.remove();
-        let slot = self.slots[number as usize];
-        match slot.older {
-            NONE => self.oldest = slot.younger,
-            older => self.slots[older as usize].younger = slot.younger,
+        let Self { by_age, first, numbers } = self;
+        if numbers.is_empty() {
+            return None;
         }
-        match slot.younger {
-            NONE => self.youngest = slot.older,
-            younger => self.slots[younger as usize].older = slot.older,
+        let place = |number: u32| number.wrapping_sub(*first) as usize;
+        let is_it =
+            |number: &u32| by_age[place(*number)].is_some_and(|one| one.fingerprint == fingerprint);
+        let (number, _) = numbers.find_entry(fingerprint.table_hash(), is_it).ok()?.remove();
+        let ghost = by_age[place(number)].take();
+        while let Some(None) = by_age.front() {
+            by_age.pop_front();
+            *first = first.wrapping_add(1);
         }
-        self.slots[number as usize].younger = self.free;
-        self.free = number;
-        Some(slot.ghost())
+        ghost
     }
 
     /// Remembers a key that is not remembered. Calls `forgotten` with those that it forgets: more than `horizon_bytes` were evicted
@@ -148,12 +100,16 @@ impl Ghosts {
     ) {
         // Of another key with its fingerprint.
         self.remove_fingerprint(ghost.fingerprint).into_iter().for_each(&mut forgotten);
+        if self.by_age.len() > 2 * self.numbers.len() + AT_LEAST {
+            let all: Vec<Ghost> = self.iter().collect();
+            *self = Self::default();
+            all.into_iter().for_each(|one| self.push(one));
+        }
         self.push(ghost);
         let most = stored * FOR_EACH_HELD + AT_LEAST;
-        while self.oldest != NONE {
-            let oldest = self.slots[self.oldest as usize].ghost();
+        while let Some(oldest) = self.by_age.front().copied().flatten() {
             let evicted_bytes = ghost.since_bytes.saturating_sub(oldest.since_bytes);
-            if evicted_bytes <= horizon_bytes && self.table.len() <= most {
+            if evicted_bytes <= horizon_bytes && self.numbers.len() <= most {
                 break;
             }
             self.remove_fingerprint(oldest.fingerprint).into_iter().for_each(&mut forgotten);
@@ -162,22 +118,14 @@ impl Ghosts {
 
     /// Adds the youngest ghost.
     fn push(&mut self, ghost: Ghost) {
-        let slot = Slot::new(ghost, self.youngest);
-        let number = match self.free {
-            NONE => self.slots.push(slot) as u32,
-            free => {
-                self.free = std::mem::replace(&mut self.slots[free as usize], slot).younger;
-                free
-            }
+        let number = self.first.wrapping_add(self.by_age.len() as u32);
+        self.by_age.push_back(Some(ghost));
+        let Self { by_age, first, numbers } = self;
+        let hash = |number: &u32| {
+            let ghost = by_age[number.wrapping_sub(*first) as usize];
+            ghost.map_or(0, |one| one.fingerprint.table_hash())
         };
-        match self.youngest {
-            NONE => self.oldest = number,
-            youngest => self.slots[youngest as usize].younger = number,
-        }
-        self.youngest = number;
-        let slots = &self.slots;
-        let hash = |slot: &u32| slots[*slot as usize].fingerprint.table_hash();
-        self.table.insert_unique(slot.fingerprint.table_hash(), number, hash);
+        numbers.insert_unique(ghost.fingerprint.table_hash(), number, hash);
     }
 
     /// Forgets those of a namespace. Returns how many there were.
@@ -192,8 +140,7 @@ impl Ghosts {
 
     /// The oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Ghost> {
-        let slot = |number: u32| (number != NONE).then(|| &self.slots[number as usize]);
-        std::iter::successors(slot(self.oldest), move |one| slot(one.younger)).map(Slot::ghost)
+        self.by_age.iter().copied().flatten()
     }
 }
 
@@ -202,6 +149,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::block::BLOCK_BYTES;
 
     const HORIZON_BYTES: u64 = 100 * BLOCK_BYTES;
 
@@ -248,7 +196,7 @@ mod tests {
             ghosts.remove(Digest::of("b"));
             ghosts.insert(ghost("b", 150 + round % 2), HORIZON_BYTES, 0, |_| {});
         }
-        assert!(ghosts.slots.len() <= AT_LEAST, "{}", ghosts.slots.len());
+        assert!(ghosts.by_age.len() <= 2 * AT_LEAST, "{}", ghosts.by_age.len());
     }
 
     proptest! {
@@ -279,7 +227,7 @@ mod tests {
                 }
                 let told = |one: &Ghost| (one.fingerprint.0, one.namespace, one.since_bytes, one.refused_sets, one.was_evicted);
                 prop_assert_eq!(ghosts.iter().map(|one| told(&one)).collect::<Vec<_>>(), model.iter().map(told).collect::<Vec<_>>());
-                prop_assert_eq!(ghosts.table.len(), model.len());
+                prop_assert_eq!(ghosts.numbers.len(), model.len());
             }
         }
     }

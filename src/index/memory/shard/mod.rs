@@ -4,12 +4,11 @@ pub(crate) mod entries;
 pub(crate) mod ghosts;
 pub(crate) mod lookup;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use hashbrown::HashTable;
 
-use super::key_events::Untold;
 use crate::base::block::Extent;
 use crate::index::memory::shard::entries::Entries;
 use crate::index::memory::shard::ghosts::Ghosts;
@@ -25,8 +24,8 @@ pub(crate) struct Shard<S> {
     pub(crate) ghosts: Ghosts,
     /// Entries with uses that are not in their records yet.
     pub(crate) used: Vec<u32>,
-    /// Chunks that are not told yet to whoever watches keys; none if nobody does.
-    pub(crate) untold: Option<Untold>,
+    /// Entries whose chunks are not told yet to whoever watches keys; none if nobody does.
+    pub(crate) untold: Option<HashSet<u32>>,
 }
 
 /// The right to read a chunk; its extent stays allocated until [`Index::unpin`](super::map::Index::unpin).

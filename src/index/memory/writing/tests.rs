@@ -42,7 +42,7 @@ fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Op
         checksum: None,
         created_ms: 1,
     };
-    let publication = Some((index.table.reserve(key.len()).unwrap(), content));
+    let publication = Some((index.table.reserve_record(key.len()).unwrap(), content));
     index.finish_set(Digest::of(key), publication).0
 }
 

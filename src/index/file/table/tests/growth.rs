@@ -11,7 +11,7 @@ const MIB: u64 = GROWTH_BYTES;
 impl Opened {
     /// Of the records, in MiB.
     fn length(&self) -> u64 {
-        u64::from(self.table.slot_count()) * RECORD_BYTES as u64 / MIB
+        u64::from(self.table.record_slots()) * RECORD_BYTES as u64 / MIB
     }
 
     /// What is on account, and reserved on the file system, behind the header; in MiB.
@@ -47,7 +47,7 @@ fn it_grows_into_what_is_reserved_first() {
 fn pages_that_were_added_can_be_mapped_at_once() {
     let opened = open();
     (0..3).for_each(|_| opened.table.grow().unwrap());
-    let (mib_pages, before) = (MIB as usize / 4096, opened.table.slot_count());
+    let (mib_pages, before) = (MIB as usize / 4096, opened.table.record_slots());
     (0..2).for_each(|_| opened.table.grow().unwrap());
     opened.table.populate_from(before);
     let mapped = opened.table.mapping.mapped_pages(0..8 * mib_pages);
@@ -133,9 +133,9 @@ fn it_is_to_grow_when_half_a_step_is_free_and_waits_where_it_was_refused() {
     let opened = open();
     let (table, is_due) = (&opened.table, || opened.table.is_growth_due());
     let half = MIB / RECORD_BYTES as u64 / 2;
-    let slots: Vec<Reservation> = (0..half).map(|_| table.reserve(1).unwrap()).collect();
+    let slots: Vec<Reservation> = (0..half).map(|_| table.reserve_record(1).unwrap()).collect();
     assert!(!is_due());
-    let one_more = table.reserve(1).unwrap();
+    let one_more = table.reserve_record(1).unwrap();
     assert!(is_due() && matches!(table.why_full(), StoreError::Growing { .. }));
     let (now, second) = (std::time::Instant::now(), Duration::from_secs(1));
     let refused = |again| *table.refusal.lock() = Some((again, table.space.full(1)));
@@ -152,7 +152,7 @@ fn its_share_is_that_of_the_chunks_so_far_within_an_eighth_and_a_sixty_fourth() 
     let opened = open();
     (0..1000).for_each(|number| _ = publish(&opened.table, &number.to_string(), number, 0, 1));
     let missing = |allocated_bytes| opened.table.missing_bytes(1024 * MIB, allocated_bytes);
-    assert_eq!(opened.table.used_slots(), 1000);
+    assert_eq!(opened.table.used_records(), 1000);
     // A MiB of it is there.
     assert_eq!(missing(0), 15 * MIB);
     assert_eq!(missing(1024 * MIB), 15 * MIB);
