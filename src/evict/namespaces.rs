@@ -133,13 +133,7 @@ impl Namespaces {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
-    use proptest::prelude::*;
-
     use super::*;
-
-    const NAMES: [&str; 5] = ["a", "a@salt", "b", "", "quota"];
 
     fn fingerprint(name: &str) -> u64 {
         Namespace::called(name).fingerprint()
@@ -197,61 +191,5 @@ mod tests {
         *namespaces.usage_mut(id) = NamespaceUsage::default();
         namespaces.drop_all_unused();
         assert!(namespaces.called("a").is_none() && namespaces.called("quota").is_some());
-    }
-
-    proptest! {
-        /// A namespace is there, under one number, while something of it is stored or remembered; one with a quota always is.
-        #[test]
-        fn they_are_there_while_there_is_something_of_them(
-            steps in prop::collection::vec((0..NAMES.len(), any::<bool>(), any::<bool>()), 1..100),
-        ) {
-            let mut namespaces = Namespaces::default();
-            namespaces.add_with_pool("quota", 7);
-            let mut references: [(u64, Option<NamespaceId>); NAMES.len()] = Default::default();
-            for (number, releases, again) in steps {
-                let (count, id) = &mut references[number];
-                let name = NAMES[number];
-                match *id {
-                    Some(known) if releases && *count > 0 => {
-                        namespaces.usage_mut(known).keys -= 1;
-                        namespaces.drop_unused(known);
-                        *count -= 1;
-                        *id = id.filter(|_| *count > 0);
-                    }
-                    Some(known) if again => {
-                        namespaces.usage_mut(known).keys += 1;
-                        *count += 1;
-                    }
-                    before => {
-                        let was_asked = std::cell::Cell::new(false);
-                        let spell = || {
-                            was_asked.set(true);
-                            name.to_owned()
-                        };
-                        let now = namespaces.id_of((fingerprint(name), spell));
-                        namespaces.usage_mut(now).keys += 1;
-                        prop_assert!(before.is_none_or(|before| before == now));
-                        prop_assert_eq!(was_asked.get(), before.is_none() && name != "quota");
-                        (*count, *id) = (*count + 1, Some(now));
-                    }
-                }
-                let there = |number: usize| references[number].0 > 0 || NAMES[number] == "quota";
-                let mut expected: Vec<&str> =
-                    (0..NAMES.len()).filter(|number| there(*number)).map(|number| NAMES[number]).collect();
-                expected.sort_unstable();
-                let mut all = namespaces.all(|pool| (pool == 7).then_some(3));
-                all.sort_unstable_by(|left, right| left.0.cmp(&right.0));
-                prop_assert_eq!(all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), expected);
-                let ids: HashSet<NamespaceId> = namespaces.by_fingerprint.values().copied().collect();
-                prop_assert_eq!(ids.len(), all.len(), "two have one number");
-                for (number, (_, id)) in references.iter().enumerate() {
-                    let called = namespaces.called(NAMES[number]);
-                    prop_assert_eq!(called.is_some(), there(number));
-                    prop_assert!(id.is_none() || called == *id);
-                }
-                prop_assert_eq!(namespaces.pool_of(fingerprint("quota")), 7);
-                prop_assert_eq!(namespaces.pool_of(fingerprint("a")), 0);
-            }
-        }
     }
 }

@@ -174,21 +174,13 @@ fn compare<P: Policy>(
 
 proptest! {
     #[test]
-    fn lru_is_like_its_model(steps in steps()) {
-        let mut model = OneOrder::new(true, false);
-        compare(Ordered::new(Eviction::Lru), |lru| vec![&lru.list], &mut model, &steps);
-    }
-
-    #[test]
-    fn fifo_is_like_its_model(steps in steps()) {
-        let mut model = OneOrder::new(false, false);
-        compare(Ordered::new(Eviction::Fifo), |fifo| vec![&fifo.list], &mut model, &steps);
-    }
-
-    #[test]
-    fn mru_is_like_its_model(steps in steps()) {
-        let mut model = OneOrder::new(true, true);
-        compare(Ordered::new(Eviction::Mru), |mru| vec![&mru.list], &mut model, &steps);
+    fn lru_fifo_and_mru_are_like_their_model(steps in steps()) {
+        for (rule, by_use, last_goes_first) in
+            [(Eviction::Lru, true, false), (Eviction::Fifo, false, false), (Eviction::Mru, true, true)]
+        {
+            let mut model = OneOrder::new(by_use, last_goes_first);
+            compare(Ordered::new(rule), |one| vec![&one.list], &mut model, &steps);
+        }
     }
 
     #[test]

@@ -88,14 +88,6 @@ impl FreeSpace for Anywhere {
     fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
         Some(self.0)
     }
-
-    fn free_before(&self, _file: u32, _block: u32) -> u32 {
-        0
-    }
-
-    fn free_from(&self, _file: u32, _block: u32) -> u32 {
-        0
-    }
 }
 
 /// Chunks that are used: as many as it takes for a look at all of them to be too long.

@@ -1,7 +1,5 @@
 //! Numbers and lists against vectors.
 
-use proptest::prelude::*;
-
 use super::*;
 
 impl List {
@@ -75,54 +73,4 @@ fn a_chunk_that_is_alone_is_the_coldest() {
     let id = nodes.insert(node(0));
     list.push_hot(&mut nodes, id);
     assert_eq!(list.position(&nodes, id), 0);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Hot(usize),
-    Cold(usize),
-    Remove(usize, prop::sample::Index),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        2 => (0..2_usize).prop_map(Step::Hot),
-        2 => (0..2_usize).prop_map(Step::Cold),
-        3 => (0..2_usize, any::<prop::sample::Index>())
-            .prop_map(|(list, which)| Step::Remove(list, which)),
-    ]
-}
-
-proptest! {
-    #[test]
-    fn two_lists_are_like_two_vectors(steps in prop::collection::vec(step(), 1..200)) {
-        let mut nodes = Nodes::default();
-        let mut lists = [List::new(0), List::new(1)];
-        let mut models = [Vec::new(), Vec::new()];
-        for (number, step) in steps.into_iter().enumerate() {
-            match step {
-                Step::Hot(list) => {
-                    let id = nodes.insert(node(number as u32));
-                    lists[list].push_hot(&mut nodes, id);
-                    models[list].push(id);
-                }
-                Step::Cold(list) => {
-                    let id = nodes.insert(node(number as u32));
-                    lists[list].push_cold(&mut nodes, id);
-                    models[list].insert(0, id);
-                }
-                Step::Remove(list, which) => {
-                    if !models[list].is_empty() {
-                        let id = models[list].remove(which.index(models[list].len()));
-                        lists[list].remove(&mut nodes, id);
-                        nodes.remove(id);
-                    }
-                }
-            }
-            for (list, model) in lists.iter().zip(&models) {
-                prop_assert_eq!(&list.checked(&nodes), model);
-            }
-            prop_assert_eq!(nodes.len(), models[0].len() + models[1].len());
-        }
-    }
 }

@@ -13,10 +13,6 @@ const FILES: [u32; 3] = [120, 200, 40];
 const CHUNK: ChunkRef = ChunkRef { shard: 0, entry: 0 };
 
 impl FreeSpace for Allocator {
-    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
-        None
-    }
-
     fn free_before(&self, file: u32, block: u32) -> u32 {
         Allocator::free_before(self, file, block)
     }
@@ -156,27 +152,6 @@ proptest! {
         prop_assert!((0..=first_block).any(is_one), "no run of {}", blocks);
         prop_assert!(layout.allocator.allocate(blocks as u32).is_some());
     }
-}
-
-/// Free space counts, and what lies between two of them joins them.
-#[test]
-fn the_chunk_between_two_holes_goes() {
-    let mut layout = Layout::new(&[]);
-    let mut chunks = Vec::new();
-    for _ in 0..30 {
-        let extent = layout.allocator.allocate(4).unwrap();
-        let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-        layout.extents.insert(&layout.nodes, id);
-        layout.held.push(id);
-        layout.rank.push((id, 0));
-        chunks.push(id);
-    }
-    [9, 11, 20].into_iter().for_each(|number| layout.free(chunks[number]));
-    let (extents, nodes, free) = (&layout.extents, &layout.nodes, &layout.allocator);
-    let mut search = Search { extents, nodes, free, rank: &|_| 0, blocks: 12, steps: 0 };
-    let around = |seed: usize| search.around(chunks[seed]);
-    let window = [3, 10, 21].into_iter().filter_map(around).min_by_key(|(cost, _)| *cost);
-    assert_eq!(window.unwrap().1, [chunks[10]]);
 }
 
 /// A scan finds room where there is any, a bounded part of it at a time.

@@ -157,24 +157,10 @@ mod tests {
     use super::*;
     use crate::base::block::Extent;
     use crate::base::time::Clock;
-    use crate::index::file::table::ChunkFields;
-    use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
-    use crate::index::memory::writing::ClaimOutcome;
+    use crate::index::memory::map::tests::{TestIndex, index_with, store_in};
 
     fn store(index: &TestIndex, key: &str, blocks: u32) {
-        let digest = Digest::of(key);
-        assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), ClaimOutcome::Ready(_)));
-        let extent = Extent { file: 0, first_block: 0, blocks };
-        let content = ChunkFields {
-            digest,
-            namespace: 0,
-            extent,
-            length_bytes: extent.size_bytes(),
-            generation: index.next_generation(),
-            checksum: None,
-            created_ms: 0,
-        };
-        assert_eq!(finish(index, digest, Some((reserved(index, key.len()), content))), 0);
+        store_in(index, Digest::of(key), key, Extent { file: 0, first_block: 0, blocks });
     }
 
     /// Leases are counted once, however often and in whatever groups they are renewed, and a quarter of the capacity at most.

@@ -78,15 +78,6 @@ impl DataFile {
         self.files.sync_all(&self.file)
     }
 
-    /// Reserves what it has no blocks for, as a sparse copy, where it can, and leaves the rest as it is.
-    pub(super) fn fill_holes(&self) {
-        let Ok(found) = self.file.metadata() else { return };
-        if found.is_file() && found.blocks() * 512 < found.len() {
-            // A write there finds no space if this fails, and its SET another extent.
-            let _ = self.files.preallocate(&self.file, 0..found.len(), 0);
-        }
-    }
-
     /// Descriptor for transfers, and where the block with this number begins.
     pub(crate) fn locate(&self, block: u32) -> (RawFd, u64) {
         (self.file.as_raw_fd(), self.offset + u64::from(block) * BLOCK_BYTES)

@@ -180,14 +180,11 @@ impl Store for ExtentStore {
 
     fn prepare(&self, index: &dyn IndexShare) -> Result<(), StoreError> {
         let Fill { allocated_bytes, total_bytes, .. } = self.fill();
-        let outcome = match (&self.directory, total_bytes) {
+        match (&self.directory, total_bytes) {
             (None, _) => Ok(()),
             (Some(_), 0) => self.grow(0, index),
             (Some(_), _) => index.preallocate(index.missing_bytes(total_bytes, allocated_bytes)),
-        };
-        // The index has its share by now. What cannot be filled is lived with.
-        self.all_files().values().for_each(|file| file.fill_holes());
-        outcome
+        }
     }
 
     fn is_growth_due(&self, needed_bytes: u64) -> bool {

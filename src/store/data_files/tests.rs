@@ -3,8 +3,6 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::fcntl::{FallocateFlags, fallocate};
-
 use super::*;
 
 /// It does not matter here.
@@ -41,26 +39,6 @@ fn open(directory: &Path, capacity_bytes: u64) -> ExtentStore {
     let directory = Arc::new(Directory::open(directory).unwrap());
     let found = find_files(&directory, || None).unwrap();
     ExtentStore::open(&directory, found, space, HashMap::new).unwrap()
-}
-
-/// As a copy has them that was made with `cp --sparse`.
-#[test]
-fn holes_are_filled_when_it_is_opened() {
-    let directory = tempfile::tempdir().unwrap();
-    place(&open(directory.path(), 64 * MIB), MIB).unwrap();
-    let path = directory.path().join(data_file_name(0));
-    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    let outcome = fallocate(&file, punch, MIB as i64, 4 * MIB as i64);
-    if outcome.is_err() {
-        return;
-    }
-    let length = file.metadata().unwrap().len();
-    let on_disk = || file.metadata().unwrap().blocks() * 512;
-    assert!(on_disk() < length);
-    let store = open(directory.path(), 64 * MIB);
-    store.prepare(&Content).unwrap();
-    assert!(on_disk() >= length);
 }
 
 #[test]
@@ -126,27 +104,4 @@ fn longest_chunk_fits_the_smallest_capacity() {
     let store = open(directory.path(), crate::config::MIN_CAPACITY_BYTES);
     assert!(store.max_chunk_bytes() >= 12 * MIB, "{}", store.max_chunk_bytes());
     assert!(place(&store, store.max_chunk_bytes()).is_ok());
-}
-
-#[test]
-fn usage_is_told_while_data_files_come() {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Arc::new(open(directory.path(), 2048 * MIB));
-    let (ended, end) = std::sync::mpsc::channel();
-    let grower = Arc::clone(&store);
-    let growth = ended.clone();
-    std::thread::spawn(move || {
-        (0..1000).for_each(|_| grower.add_file(MIB).unwrap());
-        growth.send(()).unwrap();
-    });
-    for _ in 0..4 {
-        let (store, ended) = (Arc::clone(&store), ended.clone());
-        std::thread::spawn(move || {
-            while store.usage().data_files < 1000 {}
-            ended.send(()).unwrap();
-        });
-    }
-    for _ in 0..5 {
-        end.recv_timeout(Duration::from_secs(60)).expect("growth and usage wait for each other");
-    }
 }

@@ -61,16 +61,6 @@ fn much_of_a_quota_is_found_a_bounded_part_at_a_time() {
     }
 }
 
-/// More chunks than a first look takes have them together.
-#[test]
-fn the_coldest_have_the_blocks_that_are_asked_for() {
-    let quotas = Quotas::new(&[("model".to_owned(), 100 * BLOCK_BYTES)]);
-    let mut eviction_index = many_used(Eviction::Lru, 100, &quotas);
-    let (pool, _) = eviction_index.pool_of(Namespace::called("model").fingerprint());
-    let victims = eviction_index.coldest_of(pool, 50);
-    assert!(victims.iter().map(|victim| victim.chunk.entry).eq(0..50));
-}
-
 /// A policy that stops early is asked until it has named all.
 #[test]
 fn all_chunks_of_a_pool_are_listed() {

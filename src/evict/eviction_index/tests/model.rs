@@ -5,19 +5,7 @@ use super::*;
 /// Nothing is free but what is behind the last chunk.
 struct NothingFree;
 
-impl FreeSpace for NothingFree {
-    fn missing_blocks(&self, _blocks: u32) -> Option<u64> {
-        None
-    }
-
-    fn free_before(&self, _: u32, _: u32) -> u32 {
-        0
-    }
-
-    fn free_from(&self, _: u32, _: u32) -> u32 {
-        0
-    }
-}
+impl FreeSpace for NothingFree {}
 
 #[derive(Clone, Copy)]
 pub(super) struct Held {

@@ -83,14 +83,6 @@ fn an_extent_is_free_with_the_last_change_that_freed_one() {
 }
 
 #[test]
-fn a_pause_ends_with_the_thread() {
-    let changes = Changes::default();
-    assert!(changes.pause(Duration::from_millis(1)));
-    changes.end();
-    assert!(!changes.pause(Duration::from_secs(3600)));
-}
-
-#[test]
 fn many_changes_wake_the_thread_and_few_do_once_announced() {
     let changes = Arc::new(Changes::default());
     for (count, announces) in [(MANY, false), (1, true)] {

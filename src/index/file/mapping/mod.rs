@@ -207,25 +207,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn pages_are_mapped_before_anybody_looks_at_them() {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(64 * 4096).unwrap();
-        let mapping = Mapping::new(&file, 0, 128 * 4096).unwrap();
-        let mapped = || mapping.mapped_pages(0..128);
-        assert_eq!(mapped(), []);
-        mapping.populate(8 * 4096, 16 * 4096);
-        if mapping.map.advise_range(Advice::PopulateRead, 0, 4096).is_err() {
-            return println!("skipped: Linux is older than 5.14");
-        }
-        // The kernel may map some beside them.
-        let found = mapped();
-        assert!((8..24).all(|page| found.contains(&page)), "{found:?}");
-        // What is behind the end of the file is no fault.
-        mapping.populate(100 * 4096, 4096);
-        assert_eq!((mapped(), mapping.hole_count()), (found, 0));
-    }
-
     /// Where the kernel cannot mark pages as changed, they are changed. Any other error is told, after all of the file was marked.
     #[test]
     fn a_page_that_cannot_be_marked_fails_no_other() {

@@ -4,8 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::*;
-use crate::index::file::table::ChunkFields;
-use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
+use crate::index::memory::map::tests::{TestIndex, finish, index_with, publication, store_in};
 use crate::index::memory::writing::ClaimOutcome;
 use crate::key::Hashed;
 
@@ -30,19 +29,7 @@ fn index(ttl_ms: Option<u64>) -> (tempfile::TempDir, TestIndex) {
     let (directory, index) = index_with(ttl_ms);
     for number in 0..COUNT {
         let digest = Digest([u64::from(number) << 32, SHARD]);
-        let key: Arc<str> = key(number).into();
-        assert!(matches!(index.enter_set(digest, &key, 0, 0), ClaimOutcome::Ready(_)));
-        let content = ChunkFields {
-            digest,
-            namespace: Namespace::of(&key).fingerprint(),
-            extent: Extent { file: 0, first_block: number, blocks: 1 },
-            length_bytes: 4096,
-            generation: index.next_generation(),
-            checksum: None,
-            created_ms: 0,
-        };
-        let publication = (reserved(&index, key.len()), content);
-        assert_eq!(finish(&index, digest, Some(publication)), 0);
+        store_in(&index, digest, &key(number), Extent { file: 0, first_block: number, blocks: 1 });
     }
     (directory, index)
 }
@@ -158,17 +145,8 @@ fn what_is_being_written_counts_for_its_namespace_and_is_purged_with_it() {
     let expected = [(name(&keys[0]), 400, 2), (name(&keys[2]), 0, 1), (name(&key(0)), 100, 0)];
     assert_eq!(writing(), expected);
     assert_eq!(index.purge(&name(&keys[0])).0.keys, 400);
-    for (number, key) in (COUNT..).zip(&keys) {
-        let content = ChunkFields {
-            digest: Digest::of(key),
-            namespace: Namespace::of(key).fingerprint(),
-            extent: Extent { file: 0, first_block: number, blocks: 1 },
-            length_bytes: 4096,
-            generation: index.next_generation(),
-            checksum: None,
-            created_ms: 0,
-        };
-        finish(&index, Digest::of(key), Some((reserved(&index, key.len()), content)));
+    for key in &keys {
+        finish(&index, Digest::of(key), Some(publication(&index, key, 4096)));
     }
     assert_eq!(writing(), [(name(&keys[2]), 1, 0), (name(&key(0)), 100, 0)]);
 }

@@ -2,27 +2,13 @@
 
 use super::*;
 use crate::base::block::BLOCK_BYTES;
-use crate::index::file::table::ChunkFields;
-use crate::index::memory::map::tests::{TestIndex, finish, index_with, reserved};
+use crate::index::memory::map::tests::{TestIndex, index_with, store_in};
 use crate::index::memory::shard::Pin;
-use crate::index::memory::writing::ClaimOutcome;
 
 const EXTENT: Extent = Extent { file: 0, first_block: 0, blocks: 2 };
 
 fn store(index: &TestIndex, key: &str) -> Digest {
-    let digest = Digest::of(key);
-    assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), ClaimOutcome::Ready(_)));
-    let content = ChunkFields {
-        digest,
-        namespace: Namespace::of(key).fingerprint(),
-        extent: EXTENT,
-        length_bytes: EXTENT.size_bytes(),
-        generation: index.next_generation(),
-        checksum: None,
-        created_ms: 0,
-    };
-    assert_eq!(finish(index, digest, Some((reserved(index, key.len()), content))), 0);
-    digest
+    store_in(index, Digest::of(key), key, EXTENT)
 }
 
 fn get(index: &TestIndex, key: &str) -> Option<Pin> {

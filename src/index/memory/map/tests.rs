@@ -68,7 +68,20 @@ pub(crate) fn finish(
     usize::from(next.is_some()) + freed.len()
 }
 
-fn publication(index: &TestIndex, key: &str, length_bytes: u64) -> (Reservation, ChunkFields) {
+/// Stores a chunk that fills its extent.
+pub(crate) fn store_in(index: &TestIndex, digest: Digest, key: &str, extent: Extent) -> Digest {
+    assert!(matches!(index.enter_set(digest, &key.into(), 0, 0), ClaimOutcome::Ready(_)));
+    let (reservation, content) = publication(index, key, extent.size_bytes());
+    let content = ChunkFields { digest, extent, ..content };
+    assert_eq!(finish(index, digest, Some((reservation, content))), 0);
+    digest
+}
+
+pub(crate) fn publication(
+    index: &TestIndex,
+    key: &str,
+    length_bytes: u64,
+) -> (Reservation, ChunkFields) {
     let content = ChunkFields {
         digest: Digest::of(key),
         namespace: Namespace::of(key).fingerprint(),
@@ -119,37 +132,6 @@ fn a_colliding_key_does_not_exist() {
     assert_eq!(exists(&index, &["other", "good"]), [false, false]);
     store(&index, Digest::of("good"), &"good".into(), 100);
     assert_eq!(exists(&index, &["other", "good"]), [false, true]);
-}
-
-/// Each look is at some entries, whether they have expired or not, and all are looked at in the end.
-#[test]
-fn expiry_looks_at_some_entries_at_a_time() {
-    let (_directory, mut index) = index();
-    let (now_ms, ttl) = (Arc::new(std::sync::atomic::AtomicU64::new(0)), Duration::from_millis(10));
-    (index.config.ttl, index.config.clock) = (Some(ttl), Clock::by_hand(Arc::clone(&now_ms)));
-    let [low, high] = Digest::of("one").0;
-    for number in 0..200 {
-        store(&index, Digest([low ^ number, high]), &format!("{number}").into(), 100);
-    }
-    let looks = |at_ms: u64| {
-        now_ms.store(at_ms, Ordering::SeqCst);
-        let mut taken_out = Vec::new();
-        index.expire(|extents, _| {
-            taken_out.push(extents.len());
-            true
-        });
-        // One in each other shard.
-        assert_eq!(taken_out.len(), 4 + SHARDS - 1);
-        taken_out.retain(|count| *count > 0);
-        taken_out
-    };
-    assert_eq!(looks(9), []);
-    // A use of this very moment is none of the future.
-    now_ms.store(0, Ordering::SeqCst);
-    index.expire(|_, _| true);
-    assert_eq!(*index.ahead_since_s.lock(), None);
-    assert_eq!(looks(10), [64, 64, 64, 8]);
-    assert_eq!((looks(10), index.keys()), (vec![], 0));
 }
 
 /// As at a boot before the first answer of NTP.

@@ -250,19 +250,4 @@ mod tests {
         assert!(homes.is_sorted() && homes[0] == 0, "{homes:?}");
         assert_eq!(homes[16], lookup.buckets.len() - 1);
     }
-
-    #[test]
-    fn equal_tags_fill_bucket_after_bucket_around_the_end() {
-        let mut lookup = Lookup::default();
-        for entry in 0..1000 {
-            lookup.insert(u32::MAX, Located { entry, record: entry });
-        }
-        for entry in (0..1000).step_by(2) {
-            assert_eq!(lookup.remove(u32::MAX, entry), Some(entry));
-        }
-        for entry in 0..1000 {
-            let found = lookup.find(u32::MAX, |found| found.entry == entry);
-            assert_eq!(found.is_some(), entry % 2 == 1, "{entry}");
-        }
-    }
 }
