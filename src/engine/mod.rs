@@ -164,9 +164,10 @@ impl Waker {
         self.sleeping.swap(true, Ordering::AcqRel);
     }
 
-    /// Whether the thread sleeps, or is about to.
+    /// Whether the thread sleeps, or is about to. If not, it sees what was published before.
     pub(crate) fn sleeps(&self) -> bool {
-        self.sleeping.load(Ordering::Relaxed)
+        // No load: it has its place in the order of the swaps.
+        self.sleeping.fetch_or(false, Ordering::AcqRel)
     }
 
     /// Takes the announcement back.

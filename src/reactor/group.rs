@@ -12,6 +12,7 @@ use super::operation::Operation;
 use super::responsiveness::Responsiveness;
 use crate::base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use crate::base::sync::{Condvar, Mutex};
+use crate::base::time::SharedInstant;
 use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::Cache;
 use crate::engine::Waker;
@@ -26,7 +27,7 @@ pub(crate) struct ReactorGroup {
     pub(super) answers: Mutex<WaitingAnswers>,
     pub(super) lanes: Box<[Lane]>,
     pub(super) pending: Pending,
-    /// What was begun last came back as fast as it was asked for, or faster than it could be summed up: more processors move more.
+    /// What was begun last came back as fast as it was asked for: more processors move more.
     is_processor_bound: AtomicBool,
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
@@ -102,11 +103,10 @@ impl ReactorGroup {
         let bytes: u64 = operations.iter().map(Operation::cost_bytes).sum();
         self.pending.push(operations);
         // One may be enough, and wakes others if it is not. That would take several turns of the processor where others want it too.
-        let turns = match self.is_processor_bound.load(Ordering::Relaxed) {
-            true => bytes.div_ceil(CHECKSUM_TURN_BYTES) as usize,
-            false => 1,
-        };
-        self.wake(turns);
+        match self.is_processor_bound.load(Ordering::Relaxed) {
+            true => self.wake(bytes.div_ceil(CHECKSUM_TURN_BYTES) as usize),
+            false => self.wake_unless_one_runs(),
+        }
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
         }
@@ -116,6 +116,14 @@ impl ReactorGroup {
     fn wake(&self, count: usize) {
         let sleeping = self.lanes.iter().filter(|lane| lane.waker.sleeps());
         sleeping.take(count).for_each(|lane| lane.waker.wake());
+    }
+
+    /// Wakes a reactor, unless one is awake: it sees what came before it sleeps. One that has been awake for long may have no processor.
+    fn wake_unless_one_runs(&self) {
+        let runs = |lane: &Lane| !lane.waker.sleeps() && lane.turn_began.elapsed() < LONGEST_TURN;
+        if !self.lanes.iter().any(runs) {
+            self.wake(1);
+        }
     }
 
     /// A reactor tells, after it has given the kernel something, whether more processors would move more. If so, and there is
@@ -132,7 +140,7 @@ impl ReactorGroup {
     /// Keys were deleted: a reactor gives their extents back when it is their turn.
     pub(crate) fn reclaim_deleted(&self) {
         if !self.cache.deleted.is_empty() {
-            self.wake(1);
+            self.wake_unless_one_runs();
         }
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
@@ -247,6 +255,8 @@ pub(super) struct Lane {
     pub(super) sets_wait: AtomicBool,
     /// What it has in the device, of GETs and of SETs: may be a little old.
     in_flight: [(AtomicUsize, AtomicU64); 2],
+    /// When it returned from the kernel last.
+    pub(super) turn_began: SharedInstant,
     /// Describes its engine, once it runs.
     pub(super) engine: OnceLock<String>,
 }
@@ -270,6 +280,7 @@ impl Lane {
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
             in_flight: Default::default(),
+            turn_began: SharedInstant::now(),
             engine: OnceLock::new(),
         }
     }
@@ -293,6 +304,9 @@ impl Lane {
         elsewhere.are_loads_present |= self.loads.load(Ordering::SeqCst) > 0;
     }
 }
+
+/// A turn takes some tenths of a millisecond, if its reactor has a processor.
+const LONGEST_TURN: Duration = Duration::from_millis(1);
 
 /// Operations that are queued, or taken out, under one lock: some ten microseconds.
 const MOST_AT_A_TIME: usize = 256;

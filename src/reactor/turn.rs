@@ -138,6 +138,7 @@ impl Reactor {
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.device.requests.reap(timeout);
+        lane.turn_began.set_now();
         lane.waker.awake();
         self.group.cache.counters.reactor_turns.add(1);
         outcome
@@ -261,12 +262,10 @@ impl Reactor {
         outcome
     }
 
-    /// After the kernel was given what this turn began: whether all of it is back, or more than can be summed up at once.
+    /// After the kernel was given what this turn began: whether all of it is back, so that the device waits for the processor.
     fn note_processor_bound(&self) {
-        let is_lagging = self.device.moved_bytes >= CHECKSUM_TURN_BYTES;
-        if is_lagging || self.begun_bytes > 0 {
-            let is_all_back = self.device.requests.in_flight() == 0;
-            self.group.note_processor_bound(is_lagging || is_all_back);
+        if self.begun_bytes > 0 {
+            self.group.note_processor_bound(self.device.requests.in_flight() == 0);
         }
     }
 

@@ -28,8 +28,10 @@ fn work(client: &Client) {
     let keys: Vec<String> = (0..COUNT).map(key).collect();
     let versions: Vec<Vec<Memory>> =
         (0..2).map(|version| (0..COUNT).map(|number| memory(number, version)).collect()).collect();
-    let loaded: Vec<Memory> =
-        (0..COUNT).map(|number| Memory::new(memory(number, 0).bytes().len(), 0)).collect();
+    // Half of the memory is not aligned, so these loads go through bounce memory.
+    let loaded: Vec<Memory> = (0..COUNT)
+        .map(|number| Memory::new(memory(number, 0).bytes().len(), number as usize % 2))
+        .collect();
     let sets: Vec<u64> = versions.iter().map(|memory| client.submit_set(&keys, memory)).collect();
     // A load behind SETs without an answer has one of their chunks, or none.
     let get = client.submit_get(&keys, &loaded);
