@@ -133,6 +133,17 @@ class Client:
         """Wait for the completions of several batches, and return them in the order asked for."""
         return [self.wait(future_id) for future_id in future_ids]
 
+    def wait_codes(self, future_ids: Iterable[int]) -> dict[int, str | None]:
+        """Wait for batches that are all there is under way, and return their failure codes."""
+        left, codes = set(future_ids), {}
+        while left:
+            self.wait_readable()
+            for future_id, code, error, _ in self.connector.drain_coded_completions():
+                assert bool(error) == (code is not None)
+                left.remove(future_id)
+                codes[future_id] = code
+        return codes
+
     def set(self, keys: list[str], buffers: Sequence[Buffer]) -> Completion:
         """Store chunks and wait."""
         return self.wait(self.connector.submit_batch_set(keys, list(buffers)))

@@ -54,11 +54,7 @@ def test_a_full_queue_refuses_a_batch(open_client: Callable[..., Client]) -> Non
         client = open_client(64 * MIB)
     submit = client.connector.submit_batch_set
     ids = [submit([make_key(number)], [CHUNK]) for number in range(50)]
-    found: dict[int, str | None] = {}
-    while len(found) < len(ids):
-        client.wait_readable()
-        drained = client.connector.drain_coded_completions()
-        found.update({future_id: code for future_id, code, _, _ in drained})
+    found = client.wait_codes(ids)
     assert found[ids[0]] is None
     assert set(found.values()) == {None, "queue_full"}
 
