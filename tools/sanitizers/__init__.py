@@ -56,19 +56,14 @@ _PYTHON_SUITES = (
     *("test_namespaces.py", "test_files.py", "test_engines.py", "test_refusals.py"),
     *("test_owner_socket.py", "test_transfers.py", "test_store_commands.py"),
 )
-# What cannot be with a runtime: it takes terabytes of address space, sums so slowly that a small
-# store takes minutes or is all being written at a time, and in a fork takes what is mapped where a
-# thread had its stack for that stack.
+# What cannot be with a runtime: it takes terabytes of address space, and in a fork takes what is
+# mapped where a thread had its stack for that stack.
 _PYTHON_LEFT_OUT = (
     "test_an_open_that_gets_no_address_space_says_how_much_and_why",
-    "test_all_that_it_takes_stays_within_the_capacity",
     "test_forks_of_an_owner_with_many_threads_open_stores_of_their_own",
 )
-# That for threads knows no new threads in a fork of a process with several, and bash ends with it.
-_THREAD_LEFT_OUT = (
-    "test_a_fork_may_open_a_store_of_its_own",
-    "test_through_a_pipe_into_a_device",
-)
+# With that for threads bash ends.
+_THREAD_LEFT_OUT = ("test_through_a_pipe_into_a_device",)
 
 
 @dataclass(frozen=True)
