@@ -69,10 +69,15 @@ def attach_loop(
 
 
 def attach_loop_over(stack: ExitStack, image: Path, *losetup_options: str) -> Path:
-    """Put a loop device with direct I/O over a file that is there, until the stack ends."""
+    """Put a loop device with direct I/O over a file that is there, until the stack ends.
+
+    A device that is detached while it is open goes with the last descriptor or mount: also where
+    this process is killed.
+    """
     options = ("--find", "--show", "--direct-io=on", *losetup_options)
     loop = run("losetup", *options, str(image)).strip()
-    stack.callback(patiently, run, "losetup", "--detach", loop)
+    stack.callback(os.close, os.open(loop, os.O_RDONLY))
+    run("losetup", "--detach", loop)
     settings = Path("/sys/block") / Path(loop).name
     if (settings / "loop" / "dio").read_text(encoding="ascii").strip() != "1":
         raise DeviceError(f"{loop} has no direct I/O here: the file system below it can't do it")

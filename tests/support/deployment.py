@@ -24,7 +24,7 @@ from tests.support.lmcache_command import (
     lmcache_command,
     lmcache_environment,
 )
-from tests.support.machines import HERE, Machine, free_ports
+from tests.support.machines import HERE, KILLED_WITH_PARENT, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,9 +152,10 @@ class CacheServer:
     def _start(self) -> None:
         for attempt in range(1, START_ATTEMPTS + 1):
             self._rpc_port, self._http_port = free_ports(2)
+            program = lmcache_command("server", *self._arguments())
             with self._log_path.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [*self._machine.prefix, *lmcache_command("server", *self._arguments())],
+                    [*KILLED_WITH_PARENT, *self._machine.prefix, *program],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -21,6 +21,9 @@ class Machine:
 
 HERE = Machine()
 
+# Before a command: it is killed when the thread that starts it ends, as with a killed test run.
+KILLED_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
+
 # In the specification of an adapter: the host of the node that gets it.
 OWN_HOST = "{own host}"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.adapter_spec import AdapterSpec
 from tests.support.lmcache_command import DEADLINE_S, DeploymentError
-from tests.support.machines import HERE, OWN_HOST, Machine, free_ports
+from tests.support.machines import HERE, KILLED_WITH_PARENT, OWN_HOST, Machine, free_ports
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -227,7 +227,10 @@ def _start(
     command: list[str], host: str, port: int, stderr: int | None = None
 ) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr
+        [*KILLED_WITH_PARENT, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
     )
     deadline_s = time.monotonic() + DEADLINE_S
     while not _listens(host, port):
