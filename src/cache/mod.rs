@@ -41,7 +41,7 @@ use crate::base::buffer::{CallerBuffer, SourceBuffer};
 use crate::base::log_limit::LogLimit;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::base::sync::{Mutex, SegQueue};
-use crate::batch::responder::QueueShare;
+use crate::batch::backlog::QueueShare;
 use crate::batch::responder::Responder;
 use crate::config::Config;
 use crate::engine::Waker;

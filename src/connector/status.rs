@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use super::Connector;
 use super::engines::describe;
 use super::volume::Volume;
-use crate::batch::responder::Amount;
+use crate::batch::backlog::Amount;
 use crate::config::Config;
 use crate::index::Recovery;
 use crate::reactor::Latencies;

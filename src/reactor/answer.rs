@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::batch::backlog::QueueShare;
 use crate::batch::failure::{FailureCode, FailureReason};
-use crate::batch::responder::QueueShare;
 use crate::batch::responder::Responder;
 use crate::cache::Cache;
 
