@@ -244,16 +244,6 @@ impl Cache {
         purged
     }
 
-    /// Whether all changes of records before this ticket are in the file.
-    pub(crate) fn is_recorded(&self, ticket: u64) -> bool {
-        self.index.are_written(ticket)
-    }
-
-    /// Why its index takes no change, if so. Then nothing is stored or deleted.
-    pub(crate) fn refusal(&self) -> Option<Arc<str>> {
-        self.index.write_refusal()
-    }
-
     /// Why the next open would not find the files of this store, if so, as the file system says now.
     pub(crate) fn missed_files(&self) -> Option<String> {
         self.index.missed().or_else(|| self.store.missed())

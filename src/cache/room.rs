@@ -82,7 +82,7 @@ impl Cache {
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<WriteHandle>, StoreError> {
         let bytes = request.buffer.length_bytes() as u64;
-        self.index.check_writable()?;
+        self.index.unreadable().map_or(Ok(()), Err)?;
         let held_bytes = Extent::blocks_for(bytes) as u64 * BLOCK_BYTES;
         self.writes.begin(held_bytes);
         let outcome = self.try_to_find_room(request, bytes, making);

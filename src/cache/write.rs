@@ -66,7 +66,7 @@ impl WriteHandle {
 
     /// Whether no record in the file names the extent any more. Nothing is written there before.
     pub(crate) fn is_extent_free(&self) -> bool {
-        self.cache.is_recorded(self.free_ticket)
+        self.cache.index.are_written(self.free_ticket)
     }
 
     /// Gives everything back. The store does not give out the extent again soon.

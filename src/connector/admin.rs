@@ -167,7 +167,7 @@ impl Connector {
         let mut all = Purged::default();
         let mut removal = Removal::default();
         let mut live = self.volumes.live().map(|volume| &volume.shared);
-        if let Some(refused) = live.find(|shared| shared.cache.refusal().is_some()) {
+        if let Some(refused) = live.find(|shared| shared.cache.index.write_refusal().is_some()) {
             return Err(not_removed(refused));
         }
         for shared in self.volumes.live().map(|volume| &volume.shared) {
@@ -265,7 +265,7 @@ impl Removal {
 
 /// The error of a removal that the index of a path does not take.
 pub(super) fn not_removed(shared: &ReactorGroup) -> SubmitError {
-    let refusal = shared.cache.refusal().map(|reason| reason.to_string());
+    let refusal = shared.cache.index.write_refusal().map(|reason| reason.to_string());
     let reason = refusal.or_else(|| shared.health.reason()).unwrap_or_else(|| {
         "its file system did not take the change in time, or the store was closed; a restart may bring keys back: remove them \
          again"

@@ -88,7 +88,11 @@ impl Connector {
             usage = shared.cache.store.usage();
             records = u64::from(index.used_records());
             (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
-            let kept = shared.cache.directory_watch.reason().or_else(|| shared.cache.refusal());
+            let kept = shared
+                .cache
+                .directory_watch
+                .reason()
+                .or_else(|| shared.cache.index.write_refusal());
             reason = kept.map(|reason| reason.to_string()).or_else(|| shared.health.reason());
         }
         let unreadable = || index.unreadable().map(|error| error.to_string());

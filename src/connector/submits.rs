@@ -235,7 +235,7 @@ impl Connector {
         let remove = |Hashed { key, digest }: Hashed<'_>| {
             let number = self.volumes.number_of(digest, live);
             let cache = &self.volumes.all[number].shared.cache;
-            (number, cache.refusal().is_none().then(|| cache.delete(digest, key, now)))
+            (number, cache.index.write_refusal().is_none().then(|| cache.delete(digest, key, now)))
         };
         self.hashed(keys).into_iter().map(remove).collect()
     }

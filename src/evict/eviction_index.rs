@@ -72,17 +72,6 @@ impl EvictionIndex {
         self.namespaces.id_of(namespace)
     }
 
-    /// A chunk of an earlier owner; [`EvictionIndex::order_restored`] follows.
-    pub(crate) fn restore(
-        &mut self,
-        chunk: ChunkRef,
-        extent: Extent,
-        namespace: NamespaceId,
-        uses: u16,
-    ) -> NodeId {
-        self.add(chunk, extent, namespace, uses)
-    }
-
     /// Puts the chunks that were restored in order: those that were used first come first. `by_extent` has them in that of their extents.
     pub(crate) fn order_restored(
         &mut self,
@@ -125,7 +114,13 @@ impl EvictionIndex {
     pub(crate) fn leave(&mut self, id: NodeId, namespace: NamespaceId) {
         let (pool, nodes) = self.pool_with(id);
         pool.remove(nodes, id);
-        self.drop_node(id, namespace);
+        self.extents.remove(&self.nodes, id);
+        let node = self.nodes.remove(id);
+        self.pools[usize::from(node.pool)].discount_chunk(node.extent.blocks);
+        let usage = self.namespaces.usage_mut(namespace);
+        usage.keys -= 1;
+        usage.allocated_bytes -= node.extent.size_bytes();
+        self.namespaces.drop_unused(namespace);
     }
 
     /// At most `count` chunks that go first. `None`: there are some, and it is to be asked again.
@@ -290,7 +285,8 @@ impl EvictionIndex {
         self.pools[usize::from(pool)].quota.as_ref().map(|quota| quota.limit_bytes())
     }
 
-    fn add(
+    /// Counts a chunk, which is in no order yet. Of those of an earlier owner, [`EvictionIndex::order_restored`] follows.
+    pub(crate) fn add(
         &mut self,
         chunk: ChunkRef,
         extent: Extent,
@@ -303,16 +299,6 @@ impl EvictionIndex {
         let pool = self.namespaces.pool(namespace);
         self.pools[usize::from(pool)].add_chunk(extent.blocks);
         self.nodes.insert(ChunkNode::new(chunk, extent, uses, pool))
-    }
-
-    fn drop_node(&mut self, id: NodeId, namespace: NamespaceId) {
-        self.extents.remove(&self.nodes, id);
-        let node = self.nodes.remove(id);
-        self.pools[usize::from(node.pool)].discount_chunk(node.extent.blocks);
-        let usage = self.namespaces.usage_mut(namespace);
-        usage.keys -= 1;
-        usage.allocated_bytes -= node.extent.size_bytes();
-        self.namespaces.drop_unused(namespace);
     }
 }
 

@@ -78,7 +78,7 @@ impl Reactor {
     /// Whether records, or syncs of other reactors, that the group waits for are done.
     pub(super) fn group_can_go_on(&self) -> bool {
         let have_ended = |awaited| self.group.have_ended(self.number, awaited);
-        self.commit.awaited_records.is_some_and(|ticket| self.group.cache.is_recorded(ticket))
+        self.commit.awaited_records.is_some_and(|ticket| self.group.cache.index.are_written(ticket))
             || self.commit.awaited.as_ref().is_some_and(have_ended)
     }
 
@@ -230,7 +230,7 @@ impl Reactor {
     /// Once the records are written that the group's sync of the index is for, begins it.
     fn sync_index(&mut self) -> Result<(), EngineError> {
         let cache = &self.group.cache;
-        if !self.commit.awaited_records.is_some_and(|ticket| cache.is_recorded(ticket)) {
+        if !self.commit.awaited_records.is_some_and(|ticket| cache.index.are_written(ticket)) {
             return Ok(());
         }
         self.commit.awaited_records = None;

@@ -103,7 +103,9 @@ impl Reactor {
                 "nothing is stored any more: {reason}; put it back, or open the store again (what is stored is still loaded)"
             )
         });
-        if let Some(message) = missed.or_else(|| cache.refusal().map(|reason| reason.to_string())) {
+        if let Some(message) =
+            missed.or_else(|| cache.index.write_refusal().map(|reason| reason.to_string()))
+        {
             let reason = FailureReason::new(FailureCode::Unavailable, message);
             self.finish_unwritten(grant, Some(Failure::Other(reason)));
             return false;

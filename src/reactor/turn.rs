@@ -296,6 +296,6 @@ impl Reactor {
             || self.group_can_go_on()
             || self.due_chunk_files.iter().any(can_go_on)
             || (awaits_records || !self.due_chunk_files.is_empty())
-                && self.group.cache.refusal().is_some()
+                && self.group.cache.index.write_refusal().is_some()
     }
 }

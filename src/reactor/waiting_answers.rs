@@ -53,7 +53,7 @@ impl ReactorGroup {
 
     /// The index takes no change: fails what waits for it, and what reactors have that does.
     fn note_index_refuses(&self, error: &io::Error) {
-        let reason = self.cache.refusal().unwrap_or_default();
+        let reason = self.cache.index.write_refusal().unwrap_or_default();
         if error.raw_os_error().is_none_or(is_of_path) && self.cache.path_count() > 1 {
             self.health.fail_for_now(|| reason.to_string());
         }
@@ -68,7 +68,7 @@ impl ReactorGroup {
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
         let mut waiting = self.answers.lock();
-        let is_due = |(ticket, _): &(u64, Answer)| self.cache.is_recorded(*ticket);
+        let is_due = |(ticket, _): &(u64, Answer)| self.cache.index.are_written(*ticket);
         let end = waiting.answers.partition_point(is_due);
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
         drop(waiting);

@@ -2,13 +2,17 @@
 //!
 //! Each file has a frontier: blocks below it were written once, blocks above it never were. Written extents are given out
 //! first, since the first write of a preallocated block costs the file system an extent conversion.
-
-mod bad_extents;
+//!
+//! A free extent that could not be written is bad: it would be the tightest fit for the next chunk of its length, and fail one SET
+//! after the other. So it is not given out before the next open, or before the device can be written again.
 
 use std::collections::VecDeque;
 
 use super::runs::Runs;
 use crate::base::block::Extent;
+
+/// One block in so many may be bad. Past that the oldest bad extents are given out again.
+const BAD_PART: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct FileSpace {
@@ -115,6 +119,27 @@ impl Allocator {
         self.free.insert(extent);
     }
 
+    /// Takes an extent back that could not be written.
+    pub(crate) fn free_bad(&mut self, extent: Extent) {
+        self.free(extent);
+        for part in self.take_free_within(extent) {
+            self.bad_blocks += u64::from(part.blocks);
+            self.bad.push_back(part);
+        }
+        while self.bad_blocks > self.total() / BAD_PART
+            && let Some(oldest) = self.bad.pop_front()
+        {
+            self.bad_blocks -= u64::from(oldest.blocks);
+            self.put_back(oldest);
+        }
+    }
+
+    /// Gives out bad extents again.
+    pub(crate) fn retry_bad(&mut self) {
+        std::mem::take(&mut self.bad).into_iter().for_each(|extent| self.put_back(extent));
+        self.bad_blocks = 0;
+    }
+
     /// Makes `stored` (sorted, without overlaps, inside the files) the only extents given out. Space between them counts as
     /// written, space behind the last one as unwritten.
     pub(crate) fn rebuild(&mut self, stored: &[Extent]) {
@@ -214,6 +239,23 @@ mod tests {
         check(&allocator, &held);
         assert_eq!(allocator.allocate(2), Some(extent(0, 0, 2)));
         assert_eq!(allocator.allocate(5), Some(extent(1, 4, 5)));
+    }
+
+    #[test]
+    fn it_is_not_given_out_until_there_are_too_many() {
+        let mut allocator = Allocator::default();
+        allocator.add_file(0, 640);
+        let extents: Vec<Extent> = (0..3).map(|_| allocator.allocate(4).unwrap()).collect();
+        for extent in &extents {
+            allocator.free_bad(*extent);
+        }
+        assert_eq!(allocator.allocated, 0);
+        // Ten blocks may be bad: the first extent came back.
+        assert_eq!(allocator.allocate(4), Some(extents[0]));
+        let next = allocator.allocate(4).unwrap();
+        assert!(!extents.contains(&next), "{next:?}");
+        allocator.retry_bad();
+        assert!(extents.contains(&allocator.allocate(4).unwrap()), "they are back");
     }
 
     proptest! {

@@ -231,12 +231,6 @@ impl Table {
         self.mapping.is_hole(HEADER_BYTES as usize + slot as usize * RECORD_BYTES)
     }
 
-    /// # Errors
-    /// No record is written: too many pages were lost.
-    pub(crate) fn check_writable(&self) -> Result<(), StoreError> {
-        self.unreadable().map_or(Ok(()), Err)
-    }
-
     /// Why no record is written any more: too many pages were lost. Neither growth nor the eviction of others helps.
     pub(crate) fn unreadable(&self) -> Option<StoreError> {
         let pages = self.mapping.hole_count();

@@ -1,7 +1,6 @@
 //! Looking at a store: its chunks without its lock, and scans of all keys with it.
 
 pub(super) mod chunk_reader;
-pub(super) mod damage;
 mod index_search;
 pub(super) mod listing;
 pub(super) mod scans;

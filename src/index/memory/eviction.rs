@@ -72,10 +72,7 @@ impl<S> Index<S> {
     /// Pins the stored ones of `keys`: they are neither evicted nor expire until they are unpinned, deleted, or the store is
     /// closed. Says of each key whether it is pinned now: not if it is not stored, or too much is pinned.
     pub(crate) fn pin_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
-        let pin = |&Hashed { key, digest }: &Hashed<'_>| {
-            let (_, mut shard) = self.shard(digest);
-            let found = self.find_stored(&shard, digest, key, now_ms);
-            let Some(found) = found else { return false };
+        self.ask_stored(keys, now_ms, |shard, found| {
             let entry = &mut shard.entries[found.entry];
             if entry.is(Flag::Pinned) {
                 return true;
@@ -86,8 +83,7 @@ impl<S> Index<S> {
                 self.exclude(entry);
             }
             is_pinned
-        };
-        keys.iter().map(pin).collect()
+        })
     }
 
     /// Counts a chunk as pinned, if there is room for it.

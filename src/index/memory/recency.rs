@@ -33,23 +33,32 @@ impl<S> Index<S> {
         }
     }
 
+    /// Says of each of `keys` whether it is stored and, if so, what `act` says of its chunk.
+    pub(crate) fn ask_stored(
+        &self,
+        keys: &[Hashed<'_>],
+        now_ms: u64,
+        act: impl Fn(&mut Shard<S>, Located) -> bool,
+    ) -> Vec<bool> {
+        let ask = |&Hashed { key, digest }: &Hashed<'_>| {
+            let (_, mut shard) = self.shard(digest);
+            let found = self.find_stored(&shard, digest, key, now_ms);
+            found.is_some_and(|found| act(&mut shard, found))
+        };
+        keys.iter().map(ask).collect()
+    }
+
     /// Says of each of `keys` whether it is stored, which is no use and no lease.
     pub(crate) fn holds_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
-        let holds = |&Hashed { key, digest }: &Hashed<'_>| {
-            let (_, shard) = self.shard(digest);
-            self.find_stored(&shard, digest, key, now_ms).is_some()
-        };
-        keys.iter().map(holds).collect()
+        self.ask_stored(keys, now_ms, |_, _| true)
     }
 
     /// A use of each of `keys`, without a load. Says of each whether it is stored.
     pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
-        let touch = |&Hashed { key, digest }: &Hashed<'_>| {
-            let (_, mut shard) = self.shard(digest);
-            let found = self.find_stored(&shard, digest, key, now_ms);
-            found.inspect(|found| self.touch(&mut shard, *found, now_ms)).is_some()
-        };
-        keys.iter().map(touch).collect()
+        self.ask_stored(keys, now_ms, |shard, found| {
+            self.touch(shard, found, now_ms);
+            true
+        })
     }
 
     /// Has uses of some chunks of shard `number` written into their records; says whether there are more.

@@ -168,7 +168,7 @@ impl<S: Send> Index<S> {
                     Eviction::Fifo => heads.generation(record).unwrap_or_default(),
                     _ => used_ms,
                 };
-                let node = eviction_index.restore(chunk, entry.extent(), entry.namespace, uses);
+                let node = eviction_index.add(chunk, entry.extent(), entry.namespace, uses);
                 (entry.node, nodes[record as usize]) = (Some(node), Some(node));
                 by_use.push((moment, record, node));
             }

@@ -1,12 +1,18 @@
-//! The files of chunks, their account, and what may be given out of the space that is left.
+//! The files of chunks, their account, and what may be given out of the space that is left. A thread removes those of freed chunks:
+//! a DELETE is answered long before.
 
+use std::ffi::{CStr, OsStr};
+use std::io;
+use std::io::ErrorKind::{IsADirectory, NotFound};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::account::Account;
-use super::removal::Removals;
 use crate::base::log_limit::LogLimit;
+use crate::base::sync::thread::{Builder, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
+use crate::base::thread::join;
 use crate::directory::Directory;
 use crate::engine::Waker;
 use crate::error::StoreError;
@@ -36,7 +42,7 @@ pub(super) struct Files {
     pub(super) wakers: Vec<Arc<Waker>>,
     pub(super) are_cleared: RecordsAreCleared,
     pub(super) refusal_log: LogLimit,
-    pub(super) removals: Removals,
+    pub(super) removal_log: LogLimit,
 }
 
 pub(super) struct FileState {
@@ -86,7 +92,7 @@ impl Files {
         self.space.full(needed_bytes)
     }
 
-    /// See [`Removals::remove_file`].
+    /// Removes the file of a chunk that is gone, as [`remove_file`] does.
     pub(super) fn remove(&self, digest: Digest, number: u32) -> Result<(), u64> {
         let (directory, name) =
             (&self.directories[directory_of(digest)], file_c_name(digest, number));
@@ -96,6 +102,74 @@ impl Files {
             let _ =
                 directory.open_file(&file_name(digest, number)).and_then(|file| file.set_len(0));
         }
-        self.removals.remove_file(directory, &name)
+        remove_file((&self.directory, &self.removal_log), directory, &name)
     }
+
+    pub(super) fn start_removals(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        let files = Arc::clone(self);
+        Builder::new().name("kvring-remover".into()).spawn(move || files.remove_leaving())
+    }
+
+    /// Ends the thread when everything is removed, or after `timeout` and the removal that is under way then: the next open removes
+    /// the rest.
+    pub(super) fn end_removals(&self, thread: JoinHandle<()>, timeout: Duration) {
+        self.state.lock().ends = Some(Instant::now() + timeout);
+        self.work.notify_all();
+        join(thread, "what it left is removed at open");
+    }
+
+    fn remove_leaving(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let is_over = |ends| state.account.leaving.is_empty() || Instant::now() >= ends;
+            if state.ends.is_some_and(is_over) {
+                return;
+            }
+            let next = if state.deferrals == 0 { state.account.leaving.pop_front() } else { None };
+            let Some(extent) = next else {
+                state = self.work.wait(state);
+                continue;
+            };
+            let Some(digest) = state.account.digest_of(extent.file) else { continue };
+            drop(state);
+            // What replaces it may not be found by a start yet.
+            if !(self.are_cleared)() {
+                return;
+            }
+            let outcome = self.remove(digest, extent.file);
+            state = self.state.lock();
+            let were_awaited = state.account.is_awaited();
+            state.account.end_removal(extent, outcome.is_ok(), &self.space);
+            self.removed.notify_all();
+            if were_awaited {
+                self.wakers.iter().for_each(|waker| waker.wake());
+            }
+        }
+    }
+}
+
+/// Removes the file of a chunk that is gone from one of the directories of `store`; one that is not there is removed.
+///
+/// # Errors
+/// The bytes that the file goes on to take; the log has its path and the reason, or counts it.
+pub(super) fn remove_file(
+    (store, log_limit): (&Directory, &LogLimit),
+    directory: &Directory,
+    name: &CStr,
+) -> Result<(), u64> {
+    let Err(error) = directory.remove(name) else { return Ok(()) };
+    // Nor is it there if a directory has its name.
+    if matches!(error.kind(), NotFound | IsADirectory) {
+        return Ok(());
+    }
+    let bytes = directory.bytes_of(name);
+    log_limit.log(store.path(), 1, || {
+        let path = directory.path().join(OsStr::from_bytes(name.to_bytes()));
+        format!(
+            "cannot remove {}: {error}; its chunk is gone, and {bytes} bytes of the capacity stay taken: make it removable \
+             (lsattr tells of an immutable file), and open the store again",
+            path.display()
+        )
+    });
+    Err(bytes)
 }

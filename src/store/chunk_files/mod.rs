@@ -6,9 +6,8 @@
 mod account;
 mod files;
 mod opening;
-mod removal;
-mod remover;
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,11 +16,9 @@ use std::time::{Duration, Instant};
 use nix::sys::statfs::XFS_SUPER_MAGIC;
 
 use self::account::{Account, cost_bytes, directory_bytes};
-use self::files::{FileState, Files};
+use self::files::{FileState, Files, remove_file};
 pub(crate) use self::opening::evicted_by_open;
 use self::opening::{longest_within, raise_open_files, scan};
-use self::removal::Removals;
-use self::remover::{end_removals, start_removals};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
 use super::sizes::{index_share_bytes, longest_chunk_bytes};
 use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
@@ -90,7 +87,8 @@ impl FileStore {
             .map_err(directory.error("make the directory", CHUNKS_NAME))?;
         chunks.close_to_others();
         let mut account = Account::new(unit_bytes);
-        let removals = Removals::new(directory);
+        let what = "files of chunks that are gone could not be removed";
+        let removal_log = LogLimit::new(log::Level::Error, what);
         space.add(chunks.own_bytes().unwrap_or(0).max(BLOCK_BYTES));
         let mut directories = Vec::with_capacity(DIRECTORIES);
         for number in 0..DIRECTORIES {
@@ -100,7 +98,8 @@ impl FileStore {
             is_new |= made;
             let own_bytes = opened.own_bytes().map_err(opened.error("look at", ""))?;
             account.note_directory(number, own_bytes, &space);
-            scan(&opened, number, &mut account, (&space, &removals))
+            let remove = |name: &CStr| remove_file((directory, &removal_log), &opened, name);
+            scan(&opened, number, &mut account, &space, remove)
                 .map_err(opened.error("list", ""))?;
             // Behind its files: whatever comes in between, they are not forgotten.
             opened.close_to_others();
@@ -130,9 +129,9 @@ impl FileStore {
             wakers,
             are_cleared,
             refusal_log: LogLimit::of_lasting("files of chunks could not be made"),
-            removals,
+            removal_log,
         });
-        let remover = start_removals(&files).map_err(directory.error("start a thread for", ""))?;
+        let remover = files.start_removals().map_err(directory.error("start a thread for", ""))?;
         let (remover, is_unsynced) = (Mutex::new(Some(remover)), AtomicBool::new(false));
         Ok(Self { files, geometry, max_chunk_bytes, remover, is_unsynced })
     }
@@ -273,7 +272,7 @@ impl Store for FileStore {
     }
 
     fn log_limits(&self) -> Vec<&LogLimit> {
-        vec![&self.files.refusal_log, &self.files.removals.log_limit]
+        vec![&self.files.refusal_log, &self.files.removal_log]
     }
 
     fn usage(&self) -> StoreUsage {
@@ -296,7 +295,7 @@ impl Store for FileStore {
 
     fn release(&self) -> io::Result<()> {
         if let Some(remover) = { self.remover.lock().take() } {
-            end_removals(remover, &self.files, REMOVAL_TIMEOUT);
+            self.files.end_removals(remover, REMOVAL_TIMEOUT);
         }
         self.files.chunks.release();
         self.files.directories.iter().for_each(|directory| directory.release());
@@ -327,7 +326,7 @@ impl Drop for FileStore {
     fn drop(&mut self) {
         // Not in a fork, where the thread is not; nobody drops a store there.
         if let Some(remover) = self.remover.lock().take() {
-            end_removals(remover, &self.files, Duration::ZERO);
+            self.files.end_removals(remover, Duration::ZERO);
         }
     }
 }

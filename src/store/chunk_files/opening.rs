@@ -1,6 +1,6 @@
 //! What an open of a store of chunk files looks for.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,6 @@ use std::path::Path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::account::{Account, cost_bytes, directory_bytes};
-use super::removal::Removals;
 use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::directory::Directory;
 use crate::format::names::{
@@ -21,13 +20,14 @@ use crate::space_account::SpaceAccount;
 /// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
 
-/// Notes the chunks' files in directory `number`, and removes what has the number of another one; what of that stays is in
-/// `space`. What is no regular file is nobody's here.
+/// Notes the chunks' files in directory `number`, and has `remove` remove what has the number of another one; what of that stays is
+/// in `space`. What is no regular file is nobody's here.
 pub(super) fn scan(
     directory: &Directory,
     number: usize,
     account: &mut Account,
-    (space, removals): (&SpaceAccount, &Removals),
+    space: &SpaceAccount,
+    remove: impl Fn(&CStr) -> Result<(), u64>,
 ) -> io::Result<()> {
     let is_open_to_others = directory.is_open_to_others();
     for entry in directory.entries()? {
@@ -43,8 +43,7 @@ pub(super) fn scan(
         }
         if !account.note_found(digest, file) {
             // Only copies made by hand can be twice; which of them is the chunk nobody knows.
-            let removed = removals.remove_file(directory, &entry.name);
-            removed.unwrap_or_else(|bytes| space.add(bytes));
+            remove(&entry.name).unwrap_or_else(|bytes| space.add(bytes));
         }
     }
     Ok(())
