@@ -22,13 +22,7 @@ from typing import Any, Final
 
 from kvring._native import Connector, KvRingError, StoredChunks, __version__
 from kvring.forks import close_in_forks
-from kvring.socket_peers import (
-    OUT_OF_DESCRIPTORS,
-    PAUSE_S,
-    check_not_stopped,
-    check_user,
-    peer_of,
-)
+from kvring.socket_peers import OUT_OF_DESCRIPTORS, PAUSE_S, check_not_stopped, check_user, peer_of
 
 __all__ = ["Line", "OwnerSocket", "ask", "connect"]
 

@@ -21,9 +21,7 @@ from typing_extensions import Buffer
 
 import kvring
 from tests.python.guarded_memory import GuardedMemory
-from tests.python.scheduling import (
-    pytest_xdist_make_scheduler as pytest_xdist_make_scheduler,
-)
+from tests.python.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 from tests.support.block_devices import DeviceError, attach_loop, require
 
 KIB = 1 << 10

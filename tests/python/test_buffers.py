@@ -6,10 +6,7 @@ import ctypes
 import pytest
 from typing_extensions import Buffer
 
-from tests.python.conftest import (
-    Client,
-    pattern,
-)
+from tests.python.conftest import Client, pattern
 
 READABLE: dict[str, Buffer] = {
     "bytes": pattern(48, 1),

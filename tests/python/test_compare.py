@@ -20,21 +20,9 @@ from benches.compare.harness.peers import (
     bare_kvring_peer,
     build_peer,
 )
-from benches.compare.harness.samples import (
-    CPU,
-    P99,
-    RATE,
-    Sample,
-    Spread,
-    ratio,
-)
+from benches.compare.harness.samples import CPU, P99, RATE, Sample, Spread, ratio
 from benches.compare.harness.scale import MIB, MixedPlan
-from benches.compare.harness.workload import (
-    chunk_names,
-    timed,
-    timed_get,
-    timed_set,
-)
+from benches.compare.harness.workload import chunk_names, timed, timed_get, timed_set
 from benches.compare.parts import deletes
 from benches.compare.parts.mixed import MixedSetting
 from benches.compare.report import table_of

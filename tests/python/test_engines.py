@@ -12,13 +12,7 @@ from typing import NamedTuple
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    CAPACITY_BYTES,
-    Client,
-    make_key,
-    pattern,
-    run_child,
-)
+from tests.python.conftest import CAPACITY_BYTES, Client, make_key, pattern, run_child
 
 LINE = "%(name)s %(levelname)s %(message)s"
 CHUNKS = {make_key(number): pattern(10_000 * number + 1, number) for number in range(1, 100, 7)}

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    CAPACITY_BYTES,
-    Client,
-    make_memory,
-    pattern,
-    run_child,
-)
+from tests.python.conftest import CAPACITY_BYTES, Client, make_memory, pattern, run_child
 
 BATCH_COUNT = 5000
 

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    MIB,
-    Client,
-    make_key,
-    pattern,
-)
+from tests.python.conftest import MIB, Client, make_key, pattern
 from tests.support.devices import loop_device
 from tests.support.disk_usage import disk_bytes, most_disk_bytes
 

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    HANG_DEADLINE_S,
-    MIB,
-    Client,
-    make_memory,
-    pattern,
-)
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_memory, pattern
 
 # Python 3.12 warns of any fork of a process with threads, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

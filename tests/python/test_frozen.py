@@ -14,13 +14,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    HANG_DEADLINE_S,
-    MIB,
-    Client,
-    make_key,
-    pattern,
-)
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
 from tests.support.devices import loop_device
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

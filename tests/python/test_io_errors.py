@@ -19,15 +19,7 @@ import pytest
 
 import kvring
 from kvring._native import StoredChunks
-from tests.python.conftest import (
-    BLOCK_BYTES,
-    KIB,
-    MIB,
-    Client,
-    make_key,
-    make_memory,
-    pattern,
-)
+from tests.python.conftest import BLOCK_BYTES, KIB, MIB, Client, make_key, make_memory, pattern
 from tests.python.faulty_device import FaultyDevice, Kind, faulty_device
 from tests.support.block_devices import mount, temporary_directory
 

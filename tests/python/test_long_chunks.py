@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import (
-    MIB,
-    Client,
-    make_key,
-    make_memory,
-    pattern,
-)
+from tests.python.conftest import MIB, Client, make_key, make_memory, pattern
 
 GIB = 1 << 30
 

@@ -12,13 +12,7 @@ import pytest
 
 import kvring
 from kvring.cli import main
-from tests.python.conftest import (
-    HANG_DEADLINE_S,
-    MIB,
-    Client,
-    make_key,
-    pattern,
-)
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
 
 VERSION_OFFSET = 8
 

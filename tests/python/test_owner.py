@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    CAPACITY_BYTES,
-    MIB,
-    Client,
-    make_memory,
-    pattern,
-    until,
-)
+from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_memory, pattern, until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

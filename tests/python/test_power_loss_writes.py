@@ -19,14 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.python.conftest import MIB, REPOSITORY, child_command
-from tests.python.power_loss import (
-    AS_AFTER_A_REBOOT,
-    KEYS,
-    OTHER_BOOT_ID,
-    Told,
-    survey_each,
-    work,
-)
+from tests.python.power_loss import AS_AFTER_A_REBOOT, KEYS, OTHER_BOOT_ID, Told, survey_each, work
 from tests.python.write_log import Images, LoggedDevice
 from tests.support.block_devices import (
     attach_loop_over,

@@ -5,12 +5,7 @@ import os
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    MIB,
-    Client,
-    make_memory,
-    pattern,
-)
+from tests.python.conftest import MIB, Client, make_memory, pattern
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import (
-    CAPACITY_BYTES,
-    MIB,
-    Client,
-    make_key,
-    pattern,
-    run_child,
-)
+from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_key, pattern, run_child
 from tests.support.damage import damage
 
 CHUNK_COUNT = 40

@@ -13,13 +13,7 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.owner_socket import ask
-from tests.python.conftest import (
-    CAPACITY_BYTES,
-    MIB,
-    Client,
-    make_key,
-    pattern,
-)
+from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_key, pattern
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -11,13 +11,7 @@ import pytest
 import kvring
 from kvring._native import StoredChunks
 from kvring.cli import main
-from tests.python.conftest import (
-    MIB,
-    Client,
-    bare_loop_device,
-    make_key,
-    pattern,
-)
+from tests.python.conftest import MIB, Client, bare_loop_device, make_key, pattern
 from tests.support.damage import damage
 
 CHUNK_BYTES = 100_000

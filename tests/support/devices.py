@@ -21,9 +21,7 @@ from tests.support.block_devices import (
     require_free_space,
     temporary_directory,
 )
-from tests.support.block_devices import (
-    DeviceError as DeviceError,
-)
+from tests.support.block_devices import DeviceError as DeviceError
 
 EXT4_LOOP = "ext4-loop"
 XFS_ZRAM = "xfs-zram"

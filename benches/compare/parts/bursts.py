@@ -25,15 +25,7 @@ from benches.compare.harness.peers import (
     fs_native_peer,
     kvring_peer,
 )
-from benches.compare.harness.samples import (
-    CPU,
-    P50,
-    P90,
-    Sample,
-    in_turn,
-    percentile,
-    size_text,
-)
+from benches.compare.harness.samples import CPU, P50, P90, Sample, in_turn, percentile, size_text
 from benches.compare.harness.scale import BURSTS, Plan
 from benches.compare.harness.session import (
     PartResult,

@@ -15,13 +15,7 @@ from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.output import size_text
 from kvring.cli.parameters import json_option
 from kvring.cli.progress import progress
-from kvring.cli.stores import (
-    facts_of,
-    index_path_option,
-    need_namespace,
-    said_well,
-    store_paths,
-)
+from kvring.cli.stores import facts_of, index_path_option, need_namespace, said_well, store_paths
 
 __all__ = ["export_command"]
 

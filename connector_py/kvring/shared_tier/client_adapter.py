@@ -10,10 +10,7 @@ from typing import Any, Final
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
-from lmcache.v1.distributed.l2_adapters.config import (
-    L2AdapterConfigBase,
-    get_type_name_for_config,
-)
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase, get_type_name_for_config
 from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter_from_registry
 from lmcache.v1.memory_management import TensorMemoryObj
 

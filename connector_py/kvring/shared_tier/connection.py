@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import (
-    NativeConnectorL2Adapter,
-)
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
 from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
@@ -24,13 +22,7 @@ from kvring.shared_tier.buffers import Buffers, object_over
 from kvring.shared_tier.client_adapter import ClientAdapter, create_adapter
 from kvring.shared_tier.inbox import Inbox
 from kvring.shared_tier.options import SharedOptions
-from kvring.shared_tier.sidecars import (
-    SIDECAR_BYTES,
-    UNCHECKED,
-    Sidecar,
-    key_text,
-    sidecar_key,
-)
+from kvring.shared_tier.sidecars import SIDECAR_BYTES, UNCHECKED, Sidecar, key_text, sidecar_key
 
 __all__ = ["Connection"]
 

@@ -84,9 +84,7 @@ class Scheduler:
         """Make pools, and a controller with a kvring store; a hybrid one has Mamba states too."""
         from sglang.srt.managers.cache_controller import HiCacheController
         from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-        from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (
-            HybridCacheController,
-        )
+        from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
         from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry
 
         self.options = options

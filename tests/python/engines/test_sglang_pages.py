@@ -8,11 +8,7 @@ import pytest
 pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
 import torch
-from sglang.srt.mem_cache.hicache_storage import (
-    PoolName,
-    PoolTransfer,
-    PoolTransferResult,
-)
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer, PoolTransferResult
 
 from kvring.logs import LogLimit
 from tests.python.engines.sglang_host import (

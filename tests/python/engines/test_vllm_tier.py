@@ -10,12 +10,7 @@ from tests.python.conftest import HANG_DEADLINE_S, MIB
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
-from vllm.v1.kv_offload.base import (
-    Locality,
-    Medium,
-    OffloadPolicy,
-    ReqContext,
-)
+from vllm.v1.kv_offload.base import Locality, Medium, OffloadPolicy, ReqContext
 
 from tests.python.engines.vllm_engine import ROWS, SMALL_BYTES, kvring_tier, make_config
 from tests.python.engines.vllm_lone_tier import LoneTier, MakeTier, loaded_of

@@ -15,12 +15,7 @@ from tests.support.adapter_spec import AdapterSpec, adapter_spec
 pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 
-from tests.python.lmcache.adapter_driver import (
-    DEADLINE_S,
-    AdapterDriver,
-    make_key,
-    random_bytes,
-)
+from tests.python.lmcache.adapter_driver import DEADLINE_S, AdapterDriver, make_key, random_bytes
 from tests.python.lmcache.conftest import ADAPTER_NAME
 
 pytestmark = pytest.mark.lmcache

@@ -12,11 +12,7 @@ import pytest
 
 import kvring
 from kvring._native import StoredChunks, format_device
-from tests.python.conftest import (
-    MIB,
-    Client,
-    bare_loop_device,
-)
+from tests.python.conftest import MIB, Client, bare_loop_device
 from tests.python.matrix.cells import CELLS, RUNNING, Cell, Form
 from tests.support.block_devices import (
     DeviceError,

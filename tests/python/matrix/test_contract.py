@@ -6,13 +6,7 @@ import random
 
 import pytest
 
-from tests.python.conftest import (
-    MIB,
-    filled_memory,
-    make_key,
-    make_memory,
-    pattern,
-)
+from tests.python.conftest import MIB, filled_memory, make_key, make_memory, pattern
 from tests.python.matrix.conftest import Store
 
 LENGTHS_BYTES = (1, 511, 512, 513, 4095, 4096, 4097, 70_001, 522_240, MIB, MIB + 1)

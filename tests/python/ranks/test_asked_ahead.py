@@ -11,14 +11,7 @@ pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
 from kvring.ranks import Reader
 from kvring.ranks.reader import _Link
 from tests.python.conftest import until
-from tests.python.ranks.owners import (
-    FEW_SEGMENTS,
-    KEYS,
-    SEGMENT_BYTES,
-    SEGMENTS,
-    HeldLoads,
-    Owner,
-)
+from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, SEGMENT_BYTES, SEGMENTS, HeldLoads, Owner
 from tests.python.ranks.readers import (
     bounded,
     holding,

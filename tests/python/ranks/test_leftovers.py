@@ -10,11 +10,7 @@ pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
 from kvring.ranks import Reader, segments
 from tests.python.conftest import until
 from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, Owner
-from tests.python.ranks.readers import (
-    descriptors,
-    load,
-    reading_threads,
-)
+from tests.python.ranks.readers import descriptors, load, reading_threads
 
 
 @FEW_SEGMENTS

@@ -13,14 +13,7 @@ pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
 
 from kvring.ranks import Reader
 from tests.python.conftest import HANG_DEADLINE_S, until
-from tests.python.ranks.owners import (
-    FEW_SEGMENTS,
-    KEYS,
-    PREFIX,
-    SEGMENT_BYTES,
-    SEGMENTS,
-    Owner,
-)
+from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, PREFIX, SEGMENT_BYTES, SEGMENTS, Owner
 from tests.python.ranks.readers import at_the_same_time, bounded, holding, load
 
 

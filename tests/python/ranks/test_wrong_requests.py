@@ -22,14 +22,7 @@ from tests.python.conftest import (
     run_child,
     until,
 )
-from tests.python.ranks.owners import (
-    FEW_SEGMENTS,
-    KEYS,
-    PREFIX,
-    SEGMENT_BYTES,
-    SEGMENTS,
-    Owner,
-)
+from tests.python.ranks.owners import FEW_SEGMENTS, KEYS, PREFIX, SEGMENT_BYTES, SEGMENTS, Owner
 from tests.python.ranks.readers import bounded, load, reading_threads
 
 USER_ID = 54321
