@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use thiserror::Error;
 
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::engine::EngineError;
 use crate::key::Digest;
 

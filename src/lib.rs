@@ -10,7 +10,7 @@
 //! - `base`, `key`, `batch`: tools, and what a batch needs
 //! - `format`: what is on disk
 //! - `engine`: what moves bytes
-//! - `open_stores`, `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
+//! - `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
 //! - `store`: where bytes live
 //! - `evict`, `index`: what is stored, and what goes
 //! - `stats`, `cache`: what a chunk goes through
@@ -47,7 +47,6 @@ mod key;
 mod lock;
 #[cfg(all(test, any(kvring_model = "loom", kvring_model = "shuttle")))]
 mod models;
-mod open_stores;
 mod placement;
 mod reactor;
 #[allow(unreachable_pub, reason = "its items are public within it, not beyond the crate")]
@@ -61,8 +60,7 @@ pub mod testing;
 pub use base::block::BLOCK_BYTES;
 pub use base::buffer::{AlignedBlock, CallerBuffer};
 pub use base::checksum::checksum_with_key;
-pub use batch::completion_queue::{Completion, KeepAlive};
-pub use batch::failure::FailureCode;
+pub use batch::completion_queue::{Completion, FailureCode, KeepAlive};
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,

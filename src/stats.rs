@@ -139,14 +139,13 @@ path_stats! {
     used_bytes,
     /// Number of data files.
     data_files,
-    /// Bytes of the data files that share their blocks with a copy, or have none.
     /// Bytes of the data files that are leased.
     leased_bytes,
     /// Bytes of the data files that are pinned.
     pinned_bytes,
     /// Most reads, and as many writes, that are in the device at a time.
     queue_depth,
-    /// Most bytes of either at this moment: trials change it.
+    /// Most bytes of either.
     max_in_flight_bytes,
     /// Records that opening threw out, whatever for.
     discarded_at_open,

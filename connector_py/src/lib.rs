@@ -14,12 +14,9 @@ mod loadgen;
 mod logging;
 mod memory;
 mod memory_tasks;
-mod object_keys;
-mod object_locks;
 mod object_tasks;
 mod options;
 mod status;
-mod tensors;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -59,7 +56,9 @@ mod _native {
     #[pymodule_export]
     use super::key_watch::KeyWatch;
     #[pymodule_export]
-    use super::keys::{engine_namespace, part_key, qualified, rank_prefix, salt_of};
+    use super::keys::{
+        engine_namespace, object_key_text, part_key, qualified, rank_prefix, salt_of,
+    };
     #[pymodule_export]
     use super::listing::StoredChunks;
     #[pymodule_export]
@@ -68,8 +67,6 @@ mod _native {
     use super::memory::RegisteredMemory;
     #[pymodule_export]
     use super::memory_tasks::MemoryTasks;
-    #[pymodule_export]
-    use super::object_keys::object_key_text;
     #[pymodule_export]
     use super::object_tasks::ObjectTasks;
     #[pymodule_export]

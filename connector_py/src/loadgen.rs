@@ -168,15 +168,8 @@ fn phase_dict<'py>(py: Python<'py>, phase: &PhaseReport) -> PyResult<Bound<'py, 
     let classes = PyDict::new(py);
     for class in &phase.classes {
         let latency = PyDict::new(py);
-        latency.set_item("mean", class.latency.mean_ns / 1e3)?;
-        for (name, nanoseconds) in [
-            ("p50", class.latency.p50_ns),
-            ("p90", class.latency.p90_ns),
-            ("p99", class.latency.p99_ns),
-            ("p99.9", class.latency.p99_9_ns),
-            ("max", class.latency.max_ns),
-        ] {
-            latency.set_item(name, nanoseconds as f64 / 1e3)?;
+        for (name, microseconds) in class.latency_us() {
+            latency.set_item(name, microseconds)?;
         }
         let one = dict_of!(py, class: batches keys bytes hits misses failed);
         one.set_item("latency_us", latency)?;

@@ -4,6 +4,8 @@
 //! or a Python thread may hold the GIL and wait for the very thread that logs. So messages are only queued there, and
 //! handed to the logger "kvring" by the next call that Python makes.
 
+use std::sync::LazyLock;
+
 use crossbeam_queue::ArrayQueue;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
@@ -11,15 +13,9 @@ use pyo3::prelude::*;
 /// Messages that wait at most; then the oldest is dropped.
 const CAPACITY: usize = 1024;
 
-struct Queue(std::sync::OnceLock<ArrayQueue<(Level, String)>>);
+struct Queue(LazyLock<ArrayQueue<(Level, String)>>);
 
-static QUEUE: Queue = Queue(std::sync::OnceLock::new());
-
-impl Queue {
-    fn messages(&self) -> &ArrayQueue<(Level, String)> {
-        self.0.get_or_init(|| ArrayQueue::new(CAPACITY))
-    }
-}
+static QUEUE: Queue = Queue(LazyLock::new(|| ArrayQueue::new(CAPACITY)));
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -28,7 +24,7 @@ impl Log for Queue {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            self.messages().force_push((record.level(), record.args().to_string()));
+            self.0.force_push((record.level(), record.args().to_string()));
         }
     }
 
@@ -47,7 +43,7 @@ pub(crate) fn install() {
 /// Call it before completions are taken, never after: nothing of the application may stand between taking and returning them.
 /// What a handler raises goes to `sys.unraisablehook`: a call of the store does not fail because of it.
 pub(crate) fn hand_over(py: Python<'_>) {
-    while let Some((level, message)) = QUEUE.messages().pop() {
+    while let Some((level, message)) = QUEUE.0.pop() {
         if let Err(error) = log_in_python(py, level, &message) {
             error.write_unraisable(py, None);
         }

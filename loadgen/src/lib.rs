@@ -33,6 +33,6 @@ pub use error::{BenchError, PlanError};
 pub use options::{BENCH_OPTIONS, BenchOption};
 pub use plan::{Pattern, Plan};
 pub use progress::{Phase, Progress};
-pub use report::{ClassReport, LatencyReport, PhaseReport, Report};
+pub use report::{ClassReport, PhaseReport, Report};
 pub use run::Run;
 pub use sizes::ChunkSizes;

@@ -40,8 +40,8 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
                   random order (rand...); exists asks for keys in random order, delete removes each key once, oldest \
                   first. All but write and randwrite store every chunk beforehand, untimed",
         apply: |plan, value| {
-            plan.rw = Pattern::parse(&text(value)?).ok_or("it is not one of the choices")?;
-            Ok(())
+            let pattern = Pattern::parse(&text(value)?);
+            set(&mut plan.rw, pattern.ok_or_else(|| "it is not one of the choices".to_owned()))
         },
     },
     BenchOption {
@@ -50,10 +50,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "1MiB",
         range: "a size from 1 byte to 2 GiB, a list such as 4k,64k or a range such as 4k-1m; k, m and g are binary, as KiB is",
         meaning: "length of a chunk; each key of a list has one of its lengths, of a range a multiple of its lower end",
-        apply: |plan, value| {
-            plan.sizes = ChunkSizes::parse(&text(value)?)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.sizes, ChunkSizes::parse(&text(value)?)),
     },
     BenchOption {
         name: "iodepth",
@@ -61,10 +58,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "32",
         range: "1 to 65536",
         meaning: "most keys that each job keeps in flight",
-        apply: |plan, value| {
-            plan.iodepth = count(value, 1, MAX_IODEPTH)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.iodepth, count(value, 1, MAX_IODEPTH)),
     },
     BenchOption {
         name: "batch",
@@ -72,10 +66,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "0",
         range: "1 to iodepth, or 0 for 8 or, where that is less, iodepth",
         meaning: "keys of one submit; iodepth / batch of them, rounded down, are in flight",
-        apply: |plan, value| {
-            plan.batch = count(value, 0, MAX_IODEPTH)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.batch, count(value, 0, MAX_IODEPTH)),
     },
     BenchOption {
         name: "numjobs",
@@ -83,10 +74,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "1",
         range: "1 to 128",
         meaning: "threads that submit to the one store, each with keys of its own",
-        apply: |plan, value| {
-            plan.numjobs = count(value, 1, MAX_JOBS)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.numjobs, count(value, 1, MAX_JOBS)),
     },
     BenchOption {
         name: "size",
@@ -125,10 +113,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "50",
         range: "0 to 100",
         meaning: "share of GETs among the batches of rw and randrw",
-        apply: |plan, value| {
-            plan.rwmixread = count(value, 0, 100)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.rwmixread, count(value, 0, 100)),
     },
     BenchOption {
         name: "align",
@@ -152,10 +137,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         range: "'on' or 'off'",
         meaning: "compare every loaded chunk with what was stored under its key last; what was written is loaded again at \
                   the end, untimed. Making and comparing the bytes costs CPU time, which is counted",
-        apply: |plan, value| {
-            plan.verify = switch(value)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.verify, switch(value)),
     },
     BenchOption {
         name: "registered",
@@ -164,10 +146,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         range: "'on' or 'off'",
         meaning: "register the buffers with the store before, so that the kernel does not look their pages up for each \
                   transfer. What the system refuses goes without, and the log says why",
-        apply: |plan, value| {
-            plan.registered = switch(value)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.registered, switch(value)),
     },
     BenchOption {
         name: "seed",
@@ -175,10 +154,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         default: "1",
         range: "0 to 18446744073709551615",
         meaning: "decides orders, lengths and contents: the same seed gives the same ones",
-        apply: |plan, value| {
-            plan.seed = count(value, 0, u64::MAX)?;
-            Ok(())
-        },
+        apply: |plan, value| set(&mut plan.seed, count(value, 0, u64::MAX)),
     },
 ];
 
@@ -191,6 +167,11 @@ impl BenchOption {
             range: self.range,
         })
     }
+}
+
+fn set<T>(field: &mut T, value: Result<T, String>) -> Result<(), String> {
+    *field = value?;
+    Ok(())
 }
 
 fn switch(value: &OptionValue) -> Result<bool, String> {

@@ -33,46 +33,10 @@ impl Operation {
     }
 }
 
-/// Counts of one class.
-#[derive(Clone)]
-pub(crate) struct ClassTally {
-    pub(crate) batches: u64,
-    pub(crate) keys: u64,
-    pub(crate) bytes: u64,
-    pub(crate) hits: u64,
-    pub(crate) misses: u64,
-    pub(crate) failed: u64,
-    latency_ns: Histogram<u64>,
-}
-
-impl ClassTally {
-    fn new() -> Self {
-        // Three significant digits; it grows with what is recorded, which only fails for digits out of 0 to 5.
-        let latency_ns = Histogram::new(3).expect("three digits are valid");
-        Self { batches: 0, keys: 0, bytes: 0, hits: 0, misses: 0, failed: 0, latency_ns }
-    }
-
-    pub(crate) fn record(&mut self, latency: Duration) {
-        // Not saturating_record, which does not grow the histogram. It fails beyond what a u64 holds, centuries.
-        let _ = self.latency_ns.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.batches += other.batches;
-        self.keys += other.keys;
-        self.bytes += other.bytes;
-        self.hits += other.hits;
-        self.misses += other.misses;
-        self.failed += other.failed;
-        // It cannot fail: both grow, and have the same digits.
-        let _ = self.latency_ns.add(&other.latency_ns);
-    }
-}
-
 /// Counts of one phase, of one job or of all.
 #[derive(Clone)]
 pub(crate) struct Tally {
-    classes: [ClassTally; 4],
+    classes: [ClassReport; 4],
     pub(crate) wrong_chunks: u64,
     /// Batches by the code of their failure.
     pub(crate) failed_batches: BTreeMap<&'static str, u64>,
@@ -83,7 +47,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     pub(crate) fn new() -> Self {
-        let classes = std::array::from_fn(|_| ClassTally::new());
+        let classes = Operation::ALL.map(|operation| ClassReport::new(operation.name()));
         Self {
             classes,
             wrong_chunks: 0,
@@ -93,7 +57,7 @@ impl Tally {
         }
     }
 
-    pub(crate) fn class(&mut self, operation: Operation) -> &mut ClassTally {
+    pub(crate) fn class(&mut self, operation: Operation) -> &mut ClassReport {
         &mut self.classes[operation as usize]
     }
 
@@ -130,23 +94,6 @@ impl Tally {
     }
 }
 
-/// Latency of the batches of a class, from submit until their completion was drained, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct LatencyReport {
-    /// Mean.
-    pub mean_ns: f64,
-    /// Half of the batches took at most this.
-    pub p50_ns: u64,
-    /// 90 % of them.
-    pub p90_ns: u64,
-    /// 99 %.
-    pub p99_ns: u64,
-    /// 99.9 %.
-    pub p99_9_ns: u64,
-    /// The slowest.
-    pub max_ns: u64,
-}
-
 /// What was measured of one class.
 #[derive(Clone, Debug)]
 pub struct ClassReport {
@@ -164,8 +111,41 @@ pub struct ClassReport {
     pub misses: u64,
     /// Keys whose operation failed.
     pub failed: u64,
-    /// Of its batches.
-    pub latency: LatencyReport,
+    latency_ns: Histogram<u64>,
+}
+
+impl ClassReport {
+    fn new(name: &'static str) -> Self {
+        // Three significant digits; it grows with what is recorded, which only fails for digits out of 0 to 5.
+        let latency_ns = Histogram::new(3).expect("three digits are valid");
+        Self { name, batches: 0, keys: 0, bytes: 0, hits: 0, misses: 0, failed: 0, latency_ns }
+    }
+
+    pub(crate) fn record(&mut self, latency: Duration) {
+        // Not saturating_record, which does not grow the histogram. It fails beyond what a u64 holds, centuries.
+        let _ = self.latency_ns.record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.batches += other.batches;
+        self.keys += other.keys;
+        self.bytes += other.bytes;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.failed += other.failed;
+        // It cannot fail: both grow, and have the same digits.
+        let _ = self.latency_ns.add(&other.latency_ns);
+    }
+
+    /// Latency of its batches in microseconds, from submit until their completion was drained: "mean", "p50", "p90", "p99", "p99.9" and
+    /// "max".
+    pub fn latency_us(&self) -> Vec<(&'static str, f64)> {
+        let quantiles = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
+        let at =
+            |(name, quantile)| (name, self.latency_ns.value_at_quantile(quantile) as f64 / 1e3);
+        let mean = ("mean", self.latency_ns.mean() / 1e3);
+        [mean].into_iter().chain(quantiles.map(at)).collect()
+    }
 }
 
 /// One phase of a run.
@@ -183,28 +163,7 @@ pub struct PhaseReport {
 
 impl PhaseReport {
     pub(crate) fn new(tally: &Tally, elapsed: Duration, cpu: (Duration, Duration)) -> Self {
-        let used = |operation: &Operation| tally.classes[*operation as usize].batches > 0;
-        let classes = Operation::ALL.into_iter().filter(used).map(|operation| {
-            let class = &tally.classes[operation as usize];
-            let at = |quantile| class.latency_ns.value_at_quantile(quantile);
-            ClassReport {
-                name: operation.name(),
-                batches: class.batches,
-                keys: class.keys,
-                bytes: class.bytes,
-                hits: class.hits,
-                misses: class.misses,
-                failed: class.failed,
-                latency: LatencyReport {
-                    mean_ns: class.latency_ns.mean(),
-                    p50_ns: at(0.5),
-                    p90_ns: at(0.9),
-                    p99_ns: at(0.99),
-                    p99_9_ns: at(0.999),
-                    max_ns: class.latency_ns.max(),
-                },
-            }
-        });
+        let classes = tally.classes.iter().filter(|class| class.batches > 0).cloned();
         Self { elapsed, cpu_user: cpu.0, cpu_system: cpu.1, classes: classes.collect() }
     }
 
@@ -269,13 +228,14 @@ mod tests {
             all.add(job);
         }
         let report = PhaseReport::new(&all, Duration::from_secs(1), Default::default());
-        let latency = report.classes[0].latency;
-        let close = |nanoseconds: u64, milliseconds: u64| {
-            nanoseconds.abs_diff(milliseconds * 1_000_000) <= milliseconds * 1_000
-        };
-        assert!(close(latency.p50_ns, 500) && close(latency.p90_ns, 900), "{latency:?}");
-        assert!(close(latency.p99_ns, 990) && close(latency.p99_9_ns, 999), "{latency:?}");
-        assert!(close(latency.max_ns, 1000) && latency.mean_ns.round() > 5e8, "{latency:?}");
+        let latencies = &report.classes[0].latency_us();
+        let names: Vec<&str> = latencies.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["mean", "p50", "p90", "p99", "p99.9", "max"]);
+        for ((name, found), milliseconds) in
+            latencies.iter().zip([500.5, 500.0, 900.0, 990.0, 999.0, 1000.0])
+        {
+            assert!((found / 1e3 - milliseconds).abs() <= milliseconds / 1e3, "{name}: {found}");
+        }
     }
 
     #[test]

@@ -2,5 +2,4 @@
 
 pub(crate) mod backlog;
 pub(crate) mod completion_queue;
-pub(crate) mod failure;
 pub(crate) mod responder;

@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::batch::completion_queue::{Completion, CompletionQueue, KeepAlive};
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{
+    Completion, CompletionQueue, FailureCode, FailureReason, KeepAlive,
+};
 
 /// Keys of one submit that are still to be answered.
 pub(crate) struct Batch {

@@ -47,7 +47,7 @@ use crate::config::Config;
 use crate::engine::Waker;
 use crate::index::{Index, Purged};
 use crate::key::{Digest, Hashed};
-use crate::open_stores::OpenStore;
+use crate::lock::OpenStore;
 use crate::stats::Counters;
 use crate::store::Store;
 

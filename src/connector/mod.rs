@@ -31,8 +31,9 @@ use crate::base::buffer::MemoryReturn;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{Mutex, RwLockReadGuard};
 use crate::batch::backlog::{Amount, Backlog};
-use crate::batch::completion_queue::{Completion, CompletionQueue, CompletionQueues, KeepAlive};
-use crate::batch::failure::FailureReason;
+use crate::batch::completion_queue::{
+    Completion, CompletionQueue, CompletionQueues, FailureReason, KeepAlive,
+};
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;

@@ -9,8 +9,6 @@ pub(crate) mod posix;
 mod refusal;
 mod registered_memory;
 mod requests;
-mod ring_memory;
-mod ring_setup;
 pub(crate) mod uring;
 
 use std::io;

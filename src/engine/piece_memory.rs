@@ -27,8 +27,6 @@ pub(crate) struct PieceMemory {
     /// ends with the chunk.
     missing_bytes: usize,
     moved_bytes: usize,
-    /// What went through bounce memory is where the caller wants it.
-    is_delivered: bool,
     /// The kernel may write to it.
     is_in_flight: bool,
 }
@@ -82,7 +80,6 @@ impl PieceMemory {
             bounced_bytes: 0,
             missing_bytes: length_bytes,
             moved_bytes: 0,
-            is_delivered: false,
             is_in_flight: false,
         }
     }
@@ -158,17 +155,11 @@ impl PieceMemory {
         self.missing_bytes == 0
     }
 
-    /// Whether [`Self::deliver`] has nothing to do.
-    pub(crate) fn is_delivered(&self) -> bool {
-        self.is_delivered || self.is_write || self.bounced_bytes == 0
-    }
-
     /// Copies what was read through bounce memory to where the caller wants it.
-    pub(crate) fn deliver(&mut self) {
-        if self.is_delivered() {
+    pub(crate) fn deliver(&self) {
+        if self.is_write || self.bounced_bytes == 0 {
             return;
         }
-        self.is_delivered = true;
         assert!(!self.is_in_flight, "the kernel still writes to it");
         if let (Some(bounce), Some(buffer)) = (&self.bounce, self.buffer) {
             // SAFETY: both hold `bounced_bytes` bytes; the kernel is done with the bounce memory, and the caller's memory is

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,15 +75,10 @@ impl PosixEngine {
         let failed =
             |operation| move |errno: Errno| EngineError::Failed { operation, source: errno.into() };
         let outcome = if self.done.reaped.is_empty() {
-            // SAFETY: the waker keeps its descriptor open while it lives, and it is borrowed here.
-            let event = unsafe { BorrowedFd::borrow_raw(waker.descriptor()) };
-            match ppoll(
-                &mut [PollFd::new(event, PollFlags::POLLIN)],
-                timeout.map(TimeSpec::from_duration),
-                None,
-            ) {
+            let mut events = [PollFd::new(waker.event.as_fd(), PollFlags::POLLIN)];
+            match ppoll(&mut events, timeout.map(TimeSpec::from_duration), None) {
                 // It is readable and nobody else reads it, so this does not block.
-                Ok(1) => nix::unistd::read(event, &mut [0; 8]).map(drop).map_err(failed("read")),
+                Ok(1) => waker.event.read().map(drop).map_err(failed("read")),
                 Ok(_) | Err(Errno::EINTR) => Ok(()),
                 Err(errno) => Err(failed("ppoll")(errno)),
             }
@@ -276,7 +271,7 @@ impl Done {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, BorrowedFd};
     use std::os::unix::net::UnixStream;
 
     use super::*;

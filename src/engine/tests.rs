@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::FromRawFd;
 
-use super::ring_setup::RingFlags;
 use super::*;
 use crate::engine::posix::PosixEngine;
-use crate::engine::uring::UringEngine;
+use crate::engine::uring::{RingFlags, UringEngine, set_up};
 
 fn file_with(content: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
@@ -121,7 +120,7 @@ fn engines_do_the_same() {
 fn kernel_with(known: RingFlags) -> impl Fn(u32, RingFlags) -> io::Result<io_uring::IoUring> {
     move |entries, flags| match flags != known && flags != RingFlags::Plain {
         true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
-        false => ring_setup::set_up(entries, flags),
+        false => set_up(entries, flags),
     }
 }
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 use io_uring::types::{CancelBuilder, Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
+use super::refusal::Refusal;
 use super::registered_memory::RegisteredMemory;
-use super::ring_memory::RingMemory;
-use super::ring_setup::{self, RingFlags};
+use super::registered_memory::RingMemory;
 use super::{Action, Engine, Reaped, Transfer, Waker, posix};
 use crate::base::system::fork::ClosedOnFork;
 use crate::engine::EngineError;
@@ -48,7 +48,7 @@ impl UringEngine {
     /// # Errors
     /// `EngineError::Unavailable` when the kernel refuses every ring, or gives one that does not work.
     pub fn new(queue_depth: usize, waker: Arc<Waker>) -> Result<Self, EngineError> {
-        Self::with(queue_depth, waker, ring_setup::set_up)
+        Self::with(queue_depth, waker, set_up)
     }
 
     /// The same engine, which uses memory that is registered in `memory`. It has all of it from the start: where the kernel cannot
@@ -70,8 +70,7 @@ impl UringEngine {
     ) -> Result<Self, EngineError> {
         // Beside the transfers: the armed wake-up and a cancel.
         let entries = (queue_depth + 2).next_power_of_two() as u32;
-        let (ring, flags) =
-            ring_setup::negotiate(entries, set_up).map_err(EngineError::Unavailable)?;
+        let (ring, flags) = negotiate(entries, set_up).map_err(EngineError::Unavailable)?;
         let closed_on_fork = ClosedOnFork::new(ring.as_raw_fd());
         Ok(Self {
             _closed_on_fork: closed_on_fork,
@@ -281,4 +280,83 @@ unsafe fn entry_of(transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
 fn supports(ring: &IoUring, code: u8) -> bool {
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(code)
+}
+
+/// How long a ring may take to answer when it is tried out.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Set-up flags of a ring, and the kernel it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RingFlags {
+    /// 5.11.
+    Plain,
+    /// 6.1.
+    DeferTaskrun,
+}
+
+impl RingFlags {
+    const BEST_FIRST: [Self; 2] = [Self::DeferTaskrun, Self::Plain];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::DeferTaskrun => "single_issuer+defer_taskrun+coop_taskrun",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+/// The best ring that `set_up` (the kernel's, in tests a worse one) gives.
+///
+/// # Errors
+/// Why there is none that works.
+pub(super) fn negotiate(
+    entries: u32,
+    set_up: impl Fn(u32, RingFlags) -> io::Result<IoUring>,
+) -> Result<(IoUring, RingFlags), Refusal> {
+    let mut refusal = io::Error::from_raw_os_error(libc::EINVAL);
+    for flags in RingFlags::BEST_FIRST {
+        match set_up(entries, flags) {
+            Ok(mut ring) => {
+                try_out(&mut ring)?;
+                return Ok((ring, flags));
+            }
+            Err(error) => refusal = error,
+        }
+        // An unknown flag is EINVAL; anything else would be refused with fewer flags too.
+        if refusal.raw_os_error() != Some(libc::EINVAL) {
+            break;
+        }
+    }
+    Err(Refusal::of_call("io_uring_setup", &refusal))
+}
+
+pub(super) fn set_up(entries: u32, flags: RingFlags) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.dontfork().setup_clamp();
+    if flags == RingFlags::DeferTaskrun {
+        builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
+        builder.setup_single_issuer().setup_defer_taskrun();
+    }
+    builder.build(entries)
+}
+
+/// A ring is only a beginning: a filter may deny to enter it, and an old kernel may lack what is asked of it. One with the timed wait
+/// (5.11) has all operations that the engine needs.
+fn try_out(ring: &mut IoUring) -> Result<(), Refusal> {
+    if !ring.params().is_feature_ext_arg() {
+        return Err(Refusal::too_old());
+    }
+    // SAFETY: it names no memory.
+    let pushed = unsafe { ring.submission().push(&opcode::Nop::new().build()) };
+    debug_assert!(pushed.is_ok(), "an empty ring is full");
+    let timespec = Timespec::from(TRIAL_TIMEOUT);
+    while ring.completion().next().is_none() {
+        match ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&timespec)) {
+            Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
+                return Err(Refusal::of_call("io_uring_enter", &error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }

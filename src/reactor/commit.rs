@@ -19,12 +19,10 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::ReactorGroup;
-use super::group_commit::{GroupCommit, Phase};
 use super::io_error_policy::Direction;
 use super::io_error_policy::{Failure, Request, is_cancellation};
 use super::operation::{Active, Operation, Stage};
-use super::state::Reactor;
-use crate::base::sync::atomic::Ordering;
+use super::state::{GroupCommit, Phase, Reactor};
 use crate::engine::{Action, EngineError, Transfer};
 use crate::store::Location;
 
@@ -79,7 +77,7 @@ impl Reactor {
     pub(super) fn group_can_go_on(&self) -> bool {
         let have_ended = |awaited| self.group.have_ended(self.number, awaited);
         self.commit.awaited_records.is_some_and(|ticket| self.group.cache.index.are_written(ticket))
-            || self.commit.awaited.as_ref().is_some_and(have_ended)
+            || self.commit.awaited.is_some_and(have_ended)
     }
 
     /// Starts a group if SETs wait for one and none is in flight; goes on with one that waited for other reactors.
@@ -127,16 +125,14 @@ impl Reactor {
 
     fn submit_syncs(&mut self, syncs: &[Transfer]) -> Result<(), EngineError> {
         let mut outcome = Ok(());
-        // All at once: who awaits the first of them is not to take the end of another one for its end.
-        let begun = &self.group.lanes[self.number].syncs_begun;
-        begun.fetch_add(syncs.len() as u64, Ordering::SeqCst);
+        let number = self.group.begin_syncs();
+        self.commit.syncs = Some(number);
         for sync in syncs {
             // A stopping engine takes none of those behind the one that it refused.
             if outcome.is_ok() {
                 outcome = self.device.requests.request(*sync, None);
             }
             if outcome.is_err() {
-                self.group.note_sync_ended(self.number, 0, false);
                 self.commit.error = Some(libc::EIO);
                 continue;
             }
@@ -144,6 +140,7 @@ impl Reactor {
             self.commit.outstanding += 1;
         }
         if self.commit.outstanding == 0 {
+            self.group.end_syncs(number);
             self.finish_group();
         }
         outcome
@@ -163,9 +160,14 @@ impl Reactor {
         } else if !is_cancelled {
             self.group.health.note_success(Direction::Sync);
         }
-        self.group.note_sync_ended(self.number, errno, is_first_error);
+        if errno != 0 {
+            self.group.note_failed_sync(errno, is_first_error);
+        }
         if self.commit.outstanding > 0 {
             return Ok(());
+        }
+        if let Some(number) = self.commit.syncs.take() {
+            self.group.end_syncs(number);
         }
         if stopped || self.commit.error.is_some() {
             // When stopped, `drop_queued` has ended the members.
@@ -179,7 +181,7 @@ impl Reactor {
     /// reactors first.
     fn finish_phase(&mut self) -> Result<(), EngineError> {
         let (number, commit) = (self.number, &mut self.commit);
-        let awaited = commit.awaited.get_or_insert_with(|| self.group.syncs_under_way(number));
+        let awaited = *commit.awaited.get_or_insert_with(|| self.group.await_syncs(number));
         if !self.group.have_ended(number, awaited) {
             return Ok(());
         }

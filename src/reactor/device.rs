@@ -214,12 +214,14 @@ impl Device {
 
     /// Copies the next piece that the kernel is done with to where its bytes belong, and computes its checksum, loads first.
     pub(super) fn next_checksummed(&mut self) -> Option<Checksummed> {
-        let mut piece = self.moved.iter_mut().find_map(VecDeque::pop_front)?;
+        let piece = self.moved.iter_mut().find_map(VecDeque::pop_front)?;
         let grant = piece.grant;
         self.moved_bytes -= grant.length_bytes;
-        let processed_bytes = piece.process();
-        let checksum = piece.checksum().unwrap_or(0);
+        piece.memory.deliver();
+        let checksum = piece.checksum();
+        let summed_bytes = if checksum.is_some() { grant.length_bytes } else { 0 };
+        let processed_bytes = piece.memory.bounced_bytes() as u64 + summed_bytes;
         piece.memory.release(&mut self.pool);
-        Some(Checksummed { grant, checksum, processed_bytes })
+        Some(Checksummed { grant, checksum: checksum.unwrap_or(0), processed_bytes })
     }
 }

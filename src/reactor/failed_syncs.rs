@@ -9,16 +9,11 @@ use std::io;
 use std::time::Instant;
 
 use super::ReactorGroup;
+use super::group::Lane;
 use super::io_error_policy::Direction;
 use crate::base::sync::atomic::Ordering;
 use crate::config::Durability;
 use crate::engine::SyncListener;
-
-/// For each reactor, how many of its syncs have to have come back, and the number from which on those of other threads need not.
-pub(super) struct SyncsUnderWay {
-    of_lanes: Vec<u64>,
-    of_threads: u64,
-}
 
 fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
@@ -26,11 +21,7 @@ fn errno_of(error: &io::Error) -> i32 {
 
 impl SyncListener for ReactorGroup {
     fn note_begun(&self) -> u64 {
-        let mut syncs = self.thread_syncs.lock();
-        let number = syncs.begun;
-        syncs.begun += 1;
-        syncs.under_way.insert(number);
-        number
+        self.begin_syncs()
     }
 
     fn note_ended(&self, number: u64, outcome: &io::Result<()>) {
@@ -40,8 +31,7 @@ impl SyncListener for ReactorGroup {
                 self.cache.note_failed_flush();
             }
         }
-        self.thread_syncs.lock().under_way.remove(&number);
-        self.wake_awaiting_syncs();
+        self.end_syncs(number);
     }
 }
 
@@ -55,30 +45,30 @@ impl ReactorGroup {
         self.sync_errno.load(Ordering::SeqCst)
     }
 
-    /// A sync of reactor `number` has come back, with this errno, or 0; `is_first` is the first one of its group that failed.
-    pub(super) fn note_sync_ended(&self, number: usize, errno: i32, is_first: bool) {
-        if errno != 0 {
-            self.note_failed_sync(errno, is_first);
-        }
-        self.lanes[number].syncs_ended.fetch_add(1, Ordering::SeqCst);
-        self.wake_awaiting_syncs();
+    /// Syncs begin. Returns their number.
+    pub(super) fn begin_syncs(&self) -> u64 {
+        let mut syncs = self.syncs.lock();
+        let number = syncs.begun;
+        syncs.begun += 1;
+        syncs.under_way.insert(number);
+        number
+    }
+
+    /// All syncs of this number have come back.
+    pub(super) fn end_syncs(&self, number: u64) {
+        self.syncs.lock().under_way.remove(&number);
+        let awaiting = |lane: &&Lane| lane.awaits_syncs.load(Ordering::SeqCst);
+        self.lanes.iter().filter(awaiting).for_each(|lane| lane.waker.wake());
     }
 
     /// Before it counts as having come back.
-    fn note_failed_sync(&self, errno: i32, is_first: bool) {
+    pub(super) fn note_failed_sync(&self, errno: i32, is_first: bool) {
         self.sync_errno.store(errno, Ordering::SeqCst);
         // Records that others cleared were dropped as well, and nobody else writes those again.
         if is_first {
             self.cache.index.write_anew_later();
         }
         self.failed_syncs.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn wake_awaiting_syncs(&self) {
-        let lanes = self.lanes.iter();
-        lanes
-            .filter(|lane| lane.awaits_syncs.load(Ordering::SeqCst))
-            .for_each(|lane| lane.waker.wake());
     }
 
     /// A flush in the background has come back.
@@ -98,23 +88,16 @@ impl ReactorGroup {
         self.health.note_failed_flush(errno_of(error), Instant::now());
     }
 
-    /// What all but reactor `number` have in flight. `number` is woken whenever some of it comes back, until
-    /// [`ReactorGroup::have_ended`].
-    pub(super) fn syncs_under_way(&self, number: usize) -> SyncsUnderWay {
+    /// Reactor `number`, which has none under way, awaits all syncs that are. It is woken whenever some come back, until
+    /// [`ReactorGroup::have_ended`] says that those below the number that this returns have.
+    pub(super) fn await_syncs(&self, number: usize) -> u64 {
         self.lanes[number].awaits_syncs.store(true, Ordering::SeqCst);
-        let begun = |(other, lane): (usize, &super::group::Lane)| match other == number {
-            true => 0,
-            false => lane.syncs_begun.load(Ordering::SeqCst),
-        };
-        let of_lanes = self.lanes.iter().enumerate().map(begun).collect();
-        SyncsUnderWay { of_lanes, of_threads: self.thread_syncs.lock().begun }
+        self.syncs.lock().begun
     }
 
-    pub(super) fn have_ended(&self, number: usize, awaited: &SyncsUnderWay) -> bool {
-        let mut lanes = self.lanes.iter().zip(&awaited.of_lanes);
-        let first_of_threads = self.thread_syncs.lock().under_way.first().copied();
-        let have_ended = first_of_threads.is_none_or(|first| first >= awaited.of_threads)
-            && lanes.all(|(lane, begun)| lane.syncs_ended.load(Ordering::SeqCst) >= *begun);
+    pub(super) fn have_ended(&self, number: usize, awaited: u64) -> bool {
+        let first = self.syncs.lock().under_way.first().copied();
+        let have_ended = first.is_none_or(|first| first >= awaited);
         if have_ended {
             self.lanes[number].awaits_syncs.store(false, Ordering::SeqCst);
         }

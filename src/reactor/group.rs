@@ -4,19 +4,21 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::answer::WaitingAnswers;
 use super::health::Health;
 use super::latency::Latencies;
 use super::limits::{self, CHECKSUM_TURN_BYTES};
-use super::operation::Operation;
+use super::operation::{Operation, Pending};
 use super::responsiveness::Responsiveness;
 use crate::base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use crate::base::sync::{Condvar, Mutex};
 use crate::base::time::SharedInstant;
+use crate::batch::backlog::QueueShare;
 use crate::batch::completion_queue::CompletionQueues;
+use crate::batch::completion_queue::{FailureCode, FailureReason};
+use crate::batch::responder::Responder;
 use crate::cache::Cache;
 use crate::engine::Waker;
-use crate::schedule::{Class, Elsewhere, InFlight, Limits, Scheduler};
+use crate::schedule::{Elsewhere, InFlight, Limits, Scheduler};
 
 /// The cache of one path, and a lane to each of its reactors.
 pub(crate) struct ReactorGroup {
@@ -32,7 +34,7 @@ pub(crate) struct ReactorGroup {
     /// Syncs that failed; see [`super::failed_syncs`].
     pub(super) failed_syncs: AtomicU64,
     pub(super) sync_errno: AtomicI32,
-    pub(super) thread_syncs: Mutex<ThreadSyncs>,
+    pub(super) syncs: Mutex<Syncs>,
     /// When queued work is to be dropped; set by `stop`.
     pub(super) deadline: Mutex<Option<Instant>>,
     live: AtomicUsize,
@@ -66,7 +68,7 @@ impl ReactorGroup {
             lanes: wakers.into_iter().map(Lane::new).collect(),
             failed_syncs: AtomicU64::new(0),
             sync_errno: AtomicI32::new(0),
-            thread_syncs: Mutex::default(),
+            syncs: Mutex::default(),
             deadline: Mutex::new(None),
             stopped: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
@@ -242,9 +244,6 @@ impl ReactorGroup {
 pub(super) struct Lane {
     pub(super) waker: Arc<Waker>,
     pub(super) latencies: Mutex<Latencies>,
-    /// Its syncs. All that it has in flight come back before it begins further ones.
-    pub(super) syncs_begun: AtomicU64,
-    pub(super) syncs_ended: AtomicU64,
     /// It waits for syncs of others.
     pub(super) awaits_syncs: AtomicBool,
     /// It waits for changes of records to be made.
@@ -261,9 +260,9 @@ pub(super) struct Lane {
     pub(super) engine: OnceLock<String>,
 }
 
-/// Syncs of threads that are no reactors, by number.
+/// Syncs of the store, by number: each of a thread that is no reactor, and those that a reactor begins at once as one.
 #[derive(Default)]
-pub(super) struct ThreadSyncs {
+pub(super) struct Syncs {
     pub(super) begun: u64,
     pub(super) under_way: BTreeSet<u64>,
 }
@@ -273,8 +272,6 @@ impl Lane {
         Self {
             waker,
             latencies: Mutex::new(Latencies::new()),
-            syncs_begun: AtomicU64::new(0),
-            syncs_ended: AtomicU64::new(0),
             awaits_syncs: AtomicBool::new(false),
             awaits_records: AtomicBool::new(false),
             loads: AtomicUsize::new(0),
@@ -308,98 +305,60 @@ impl Lane {
 /// A turn takes some tenths of a millisecond, if its reactor has a processor.
 const LONGEST_TURN: Duration = Duration::from_millis(1);
 
-/// Operations that are queued, or taken out, under one lock: some ten microseconds.
-const MOST_AT_A_TIME: usize = 256;
-
-/// A reactor takes up so many bytes at once, or one operation: small ones cost less together.
-const TAKEN_BYTES: u64 = 128 << 10;
-
-/// Operations that no reactor has taken up: loads, and SETs, in the order in which they came, by class. Whichever reactor has room
-/// for one takes it up. How many there are is read without a lock.
+/// Answers that wait for changes of records.
 #[derive(Default)]
-pub(super) struct Pending {
-    queues: Mutex<[VecDeque<Operation>; 3]>,
-    counts: [AtomicUsize; 3],
+pub(super) struct WaitingAnswers {
+    /// In the order of their tickets.
+    pub(super) answers: VecDeque<(u64, Answer)>,
+    pub(super) have_ended: bool,
 }
 
-impl Pending {
-    pub(super) fn push(&self, operations: Vec<Operation>) {
-        let mut rest = operations.into_iter().peekable();
-        while rest.peek().is_some() {
-            let mut queues = self.queues.lock();
-            for operation in rest.by_ref().take(MOST_AT_A_TIME) {
-                queues[operation.class() as usize].push_back(operation);
+/// What is answered when all changes are made that were queued before it.
+pub(crate) enum Answer {
+    /// Of a SET, whose chunk got a record with this generation, or none.
+    Stored {
+        item: Responder,
+        share: Arc<QueueShare>,
+        generation: Option<u64>,
+    },
+    Removed(Vec<Responder>),
+}
+
+impl Answer {
+    pub(super) fn give(self, cache: &Cache) {
+        match self {
+            Self::Removed(items) => items.into_iter().for_each(Responder::succeed),
+            Self::Stored { generation: Some(generation), .. }
+                if cache.index.has_lost_record(generation) =>
+            {
+                let path = cache.config.path().display();
+                let message =
+                    format!("cannot write the record of a chunk into the index of {path}");
+                self.fail(cache, &FailureReason::new(FailureCode::Io, message));
             }
-            self.note_counts(&queues);
+            Self::Stored { item, share, .. } => {
+                // Before the answer: the caller may submit more then.
+                drop(share);
+                item.succeed();
+            }
         }
     }
 
-    fn note_counts(&self, queues: &[VecDeque<Operation>; 3]) {
-        let counted = self.counts.iter().zip(queues);
-        counted.for_each(|(count, queue)| count.store(queue.len(), Ordering::SeqCst));
-    }
-
-    pub(super) fn count(&self, class: Class) -> usize {
-        self.counts[class as usize].load(Ordering::SeqCst)
-    }
-
-    pub(super) fn has_loads(&self) -> bool {
-        self.count(Class::Get) > 0
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        !self.has_loads() && self.count(Class::Set) == 0
-    }
-
-    /// The next one of a class, or several small ones.
-    pub(super) fn take(&self, class: Class) -> Vec<Operation> {
-        let mut taken = Vec::new();
-        if self.count(class) == 0 {
-            return taken;
+    pub(super) fn fail(self, cache: &Cache, reason: &FailureReason) {
+        match self {
+            Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.clone())),
+            Self::Stored { item, share, .. } => {
+                drop(share);
+                cache.counters.set_failed.add(1);
+                item.fail(|| reason.clone());
+            }
         }
-        let mut queues = self.queues.lock();
-        let mut bytes = 0;
-        while bytes < TAKEN_BYTES
-            && let Some(operation) = queues[class as usize].pop_front()
-        {
-            bytes += operation.cost_bytes();
-            taken.push(operation);
-        }
-        self.note_counts(&queues);
-        taken
     }
 
-    /// Some of whatever is left.
-    pub(super) fn drain_some(&self) -> Vec<Operation> {
-        let mut queues = self.queues.lock();
-        let mut taken = Vec::new();
-        for queue in queues.iter_mut() {
-            let most = queue.len().min(MOST_AT_A_TIME - taken.len());
-            taken.extend(queue.drain(..most));
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Removed(items) => items.len(),
+            Self::Stored { .. } => 1,
         }
-        self.note_counts(&queues);
-        taken
-    }
-
-    /// When the first load came.
-    pub(super) fn oldest_load(&self) -> Option<Instant> {
-        if !self.has_loads() {
-            return None;
-        }
-        self.queues.lock()[Class::Get as usize].front().and_then(Operation::submitted)
-    }
-
-    /// Loads that came by `latest`, some of them if they are many.
-    pub(super) fn take_late_loads(&self, latest: Instant) -> Vec<Operation> {
-        if !self.has_loads() {
-            return Vec::new();
-        }
-        let mut queues = self.queues.lock();
-        let loads = &mut queues[Class::Get as usize];
-        let is_late = |load: &Operation| load.submitted().is_some_and(|since| since <= latest);
-        let late = loads.iter().take(MOST_AT_A_TIME).take_while(|load| is_late(load)).count();
-        let late = loads.drain(..late).collect();
-        self.note_counts(&queues);
-        late
     }
 }

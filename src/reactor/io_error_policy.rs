@@ -10,7 +10,7 @@ use libc::{
     ENOTDIR, ENXIO, EOPNOTSUPP, EPERM, EREMOTEIO, EROFS, ETIMEDOUT, EUCLEAN,
 };
 
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::error::StoreError;
 
 /// What stands for an errno where a file, or a device, ends before the chunk does.

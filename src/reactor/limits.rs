@@ -12,7 +12,7 @@ pub(super) const CHECKSUM_TURN_BYTES: u64 = 1 << 20;
 /// Bytes of pieces that are begun in one turn: what is left is for other reactors, if this one turns out to be short of processor time.
 pub(super) const BEGUN_TURN_BYTES: u64 = 1 << 20;
 
-/// Reactor of one kind that a turn takes up, or answers without a transfer: some tenth of a millisecond.
+/// Operations of one kind that a turn takes up, or answers without a transfer: some tenth of a millisecond.
 pub(super) const MOST_IN_A_TURN: usize = 256;
 
 /// Bytes in the device for each transfer: 48 MiB for one drive, which bounds bounce memory. Drives need less; virtual disks that

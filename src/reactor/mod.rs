@@ -3,14 +3,12 @@
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.
 
-mod answer;
 mod chunk_file;
 mod commit;
 mod device;
 mod due;
 mod failed_syncs;
 mod group;
-mod group_commit;
 mod health;
 mod io_error_policy;
 mod latency;
@@ -19,7 +17,6 @@ mod operation;
 mod outcome;
 mod piece;
 mod responsiveness;
-mod room_queue;
 mod set;
 mod state;
 mod threads;
@@ -28,8 +25,7 @@ mod turn;
 mod verify;
 mod waiting_answers;
 
-pub(crate) use answer::Answer;
-pub(crate) use group::ReactorGroup;
+pub(crate) use group::{Answer, ReactorGroup};
 pub(crate) use health::Alarm;
 pub(crate) use io_error_policy::{is_gone, is_of_path};
 pub(crate) use latency::Latencies;

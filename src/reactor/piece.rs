@@ -38,8 +38,6 @@ pub(super) struct PieceState {
     behind_bytes: u64,
     attempts: u32,
     is_checksummed: bool,
-    /// Its combinable CRC, once computed.
-    checksum: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -81,8 +79,7 @@ impl Piece {
             None => PieceMemory::to_look_at(length, pool),
         };
         let behind_bytes = chunk_bytes - grant.offset_bytes - grant.length_bytes;
-        let (attempts, checksum) = (0, None);
-        let state = PieceState { grant, target, behind_bytes, attempts, is_checksummed, checksum };
+        let state = PieceState { grant, target, behind_bytes, attempts: 0, is_checksummed };
         Self::new(memory, state)
     }
 
@@ -104,27 +101,10 @@ impl Piece {
         }
     }
 
-    /// Whether [`Piece::process`] has nothing to do.
-    pub(super) fn is_processed(&self) -> bool {
-        self.memory.is_delivered() && (self.checksum.is_some() || !self.is_checksummed)
-    }
-
-    /// Does what is left for the processor when the kernel is done with it. Returns bytes copied and summed up.
-    pub(super) fn process(&mut self) -> u64 {
-        if self.is_processed() {
-            return 0;
-        }
-        self.memory.deliver();
-        self.checksum = self.checksum();
-        let summed_bytes = if self.checksum.is_some() { self.grant.length_bytes } else { 0 };
-        self.memory.bounced_bytes() as u64 + summed_bytes
-    }
-
     /// CRC of the piece's bytes, moved to where it is in that of the whole chunk: the XOR of this over all pieces is the CRC of
     /// the chunk, in whatever order they come. None where chunks have no checksum.
     pub(super) fn checksum(&self) -> Option<u64> {
-        let computed = || placed(crc64(self.memory.bytes()), self.behind_bytes);
-        self.is_checksummed.then(|| self.checksum.unwrap_or_else(computed))
+        self.is_checksummed.then(|| placed(crc64(self.memory.bytes()), self.behind_bytes))
     }
 }
 

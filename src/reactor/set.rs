@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::ReactorGroup;
-use super::answer::Answer;
+use super::group::Answer;
 use super::io_error_policy::{ErrorAction, Failure, Request};
 use super::limits::CHECKSUM_TURN_BYTES;
 use super::operation::{Operation, SetOperation, Stage};
 use super::state::Reactor;
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::cache::{BeginOutcome, Claim, RoomOf, SetRequest};
 use crate::error::StoreError;
 use crate::schedule::Grant;

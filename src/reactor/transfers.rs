@@ -10,7 +10,7 @@ use super::operation::Operation;
 use super::piece::{Piece, PieceTarget};
 use super::responsiveness::Answers;
 use super::state::Reactor;
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::engine::{EngineError, Reaped};
 use crate::schedule::{Class, Grant};
 use crate::store::Location;

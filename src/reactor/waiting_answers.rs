@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ReactorGroup;
-use super::answer::Answer;
+use super::group::{Answer, Lane};
 use super::io_error_policy::is_of_path;
 use crate::base::sync::atomic::Ordering;
-use crate::batch::failure::{FailureCode, FailureReason};
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::index::{RecordWriter, WriterEvent};
 
 /// The index takes no change, for this reason.
@@ -76,7 +76,7 @@ impl ReactorGroup {
             due.into_iter().for_each(|answer| answer.give(&self.cache));
             self.completions.announce();
         }
-        let waits = |lane: &&super::group::Lane| lane.awaits_records.load(Ordering::SeqCst);
+        let waits = |lane: &&Lane| lane.awaits_records.load(Ordering::SeqCst);
         self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
     }
 

@@ -25,7 +25,7 @@ use crate::engine::Waker;
 use crate::evict::Quotas;
 use crate::index::{ClaimOutcome, logged, test_index};
 use crate::key::{Hashed, Namespace};
-use crate::open_stores::OpenStore;
+use crate::lock::OpenStore;
 use std::sync::Arc;
 
 const CAPACITY: u64 = 512 << 20;

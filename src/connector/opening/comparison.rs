@@ -1,4 +1,5 @@
-//! Comparing paths before anything is changed at one of them: whether they may be one store, and which of them were away.
+//! Comparing paths before anything is changed at one of them: whether they may be one store, and which of them were away; and bringing
+//! them into agreement when they are opened: each keeps the keys that it owns, and notes which paths are in use.
 //!
 //! A volume has only keys that it owns among the volumes in use (see `placement.rs`), and each volume in use has noted which
 //! these are (`Membership`). The newest note decides:
@@ -11,10 +12,14 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::location::LockedStore;
+use crate::cache::ChunkIndex;
+use crate::connector::volume::Volume;
 use crate::error::OpenError;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::index::{LockedIndex, Sharing};
+use crate::placement::{Placement, VolumeSet};
+use std::io;
 
 /// Refuses two paths that are one, and one inside another.
 pub(super) fn check_paths(all: &[PathBuf]) -> Result<(), OpenError> {
@@ -128,4 +133,52 @@ pub(super) fn compare(states: &[PathState<'_>]) -> Result<Vec<bool>, OpenError> 
 
 fn unrelated(alone: &PathState<'_>, other: &PathState<'_>, what: &'static str) -> OpenError {
     OpenError::Unrelated { path: alone.path.to_owned(), other: other.path.to_owned(), what }
+}
+
+/// Drops chunks that a volume does not own, and notes in all volumes which these are and how many paths are unavailable. An error
+/// comes with the position of its volume.
+pub(super) fn agree(
+    opened: &mut [Volume],
+    are_outdated: &[bool],
+    unavailable: usize,
+) -> Result<(Placement, u64), (usize, OpenError)> {
+    let weight = |volume: &Volume| (volume.id, volume.shared.cache.config.capacity_bytes());
+    let placement = Placement::new(opened.iter().map(weight));
+    let newest = newest_of(opened.iter().map(|volume| volume.sharing));
+    if opened.len() == 1 && newest.is_none() {
+        return Ok((placement, 0));
+    }
+    drop_misplaced(opened, are_outdated, &placement);
+    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
+    let epoch = newest.map_or(0, |newest| newest.epoch);
+    let set = Membership::new(epoch, unavailable, ids.iter().copied());
+    if opened.iter().all(|volume| volume.sharing == Sharing::With(set)) {
+        return Ok((placement, epoch));
+    }
+    let set = Membership::new(epoch + 1, unavailable, ids);
+    let change = |change: &dyn Fn(&ChunkIndex) -> io::Result<()>| {
+        opened.iter().enumerate().try_for_each(|(position, volume)| {
+            let error = OpenError::io("write the index of", volume.path());
+            change(volume.index()).map_err(|source| (position, error(source)))
+        })
+    };
+    // What was dropped is not to come back once the set is noted.
+    change(&|index| index.sync())?;
+    change(&|index| index.write_membership(&set))?;
+    Ok((placement, epoch + 1))
+}
+
+fn drop_misplaced(opened: &mut [Volume], are_outdated: &[bool], placement: &Placement) {
+    let live = VolumeSet::first(opened.len());
+    for (number, (volume, is_outdated)) in opened.iter_mut().zip(are_outdated).enumerate() {
+        if *is_outdated {
+            log::warn!(
+                "{} was away while the other paths went on: its chunks may be stale, so it starts empty",
+                volume.path().display()
+            );
+        }
+        let keeps_all = volume.shared.cache.config.keeps_misplaced;
+        let stays = |digest| keeps_all || placement.volume_of(digest, live) == number;
+        volume.drop_not_owned(*is_outdated, stays);
+    }
 }

@@ -1,16 +1,14 @@
 //! How several paths become one store at open, in one direction: each is looked at and locked, all are compared, and only
 //! then any is changed. An open that is refused has changed nothing at any path.
 
-mod agreement;
 mod comparison;
 mod location;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use agreement::agree;
 pub(super) use comparison::newest_of;
-use comparison::{PathState, check_paths, compare, missing_paths};
+use comparison::{PathState, agree, check_paths, compare, missing_paths};
 pub(super) use location::LockedStore;
 pub use location::format_device;
 

@@ -5,8 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::shutdown::Shutdown;
-use super::volume::Volume;
+use super::volume::{Shutdown, Volume};
 use super::volumes::{Volumes, Watch};
 use crate::base::parallel::on_threads;
 use crate::base::sync::atomic::{AtomicUsize, Ordering};

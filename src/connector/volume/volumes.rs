@@ -1,6 +1,5 @@
 //! The volumes of a connector: which key belongs to which, and how one that fails is taken out.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +91,7 @@ impl Volumes {
     ///
     /// # Errors
     /// One of them could not note it, through no fault of its own. Then nothing has changed, and it is to be tried again.
-    fn take_out(&self, number: usize) -> Result<(), NoteError> {
+    fn take_out(&self, number: usize) -> Result<(), String> {
         let live = self.live_set();
         if !live.contains(number) {
             return Ok(());
@@ -137,7 +136,7 @@ impl Volumes {
     }
 
     /// Notes in the volumes in `set` that these are in use. Returns those that have not failed in it.
-    fn note(&self, set: VolumeSet) -> Result<VolumeSet, NoteError> {
+    fn note(&self, set: VolumeSet) -> Result<VolumeSet, String> {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
         let note =
@@ -152,7 +151,13 @@ impl Volumes {
                     volume.shared.health.fail_for_now(reason);
                     noted = noted.without(number);
                 }
-                Err(source) => return Err(NoteError { path: volume.path().to_owned(), source }),
+                Err(error) => {
+                    return Err(format!(
+                        "{}: cannot note that another path has failed: {error}; that one stays in use until this works, and is \
+                         tried again",
+                        volume.path().display()
+                    ));
+                }
             }
         }
         Ok(noted)
@@ -213,22 +218,6 @@ impl Volumes {
     }
 }
 
-/// A path could not note which are in use, through no fault of its own.
-struct NoteError {
-    path: PathBuf,
-    source: io::Error,
-}
-
-impl NoteError {
-    fn log(&self) {
-        log::error!(
-            "{}: cannot note that another path has failed: {}; that one stays in use until this works, and is tried again",
-            self.path.display(),
-            self.source
-        );
-    }
-}
-
 /// Ends the thread below; no volume has this number.
 const END: usize = usize::MAX;
 
@@ -258,8 +247,8 @@ impl Watch {
                 match alarm {
                     Ok(END) | Err(RecvTimeoutError::Disconnected) => return,
                     Ok(number) => {
-                        if let Err(error) = volumes.take_out(number) {
-                            error.log();
+                        if let Err(message) = volumes.take_out(number) {
+                            log::error!("{message}");
                             failed.push(number);
                         }
                     }

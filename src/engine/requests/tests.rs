@@ -122,7 +122,7 @@ fn pieces_move_in_parts_while_others_come_and_are_looked_at() {
         let memory = PieceMemory::of_caller(buffer_of(&target, from), 0, false, &mut pool);
         let token = requests.insert(Held::new(memory, 0));
         requests.start(token, place(block)).unwrap();
-        let mut read = finish(&mut requests, &[(token, place(block))]).pop().unwrap();
+        let read = finish(&mut requests, &[(token, place(block))]).pop().unwrap();
         read.memory.deliver();
         assert_eq!(read.memory.bytes(), whole);
         read.memory.release(&mut pool);
