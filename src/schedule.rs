@@ -9,11 +9,8 @@
 //! A SET that has waited for `set_max_wait` is due: it goes ahead of loads, so that endless loads cannot starve it. Of what is in
 //! the device an eighth is then due SETs', or one piece.
 
-mod waiting;
-
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-use waiting::{Queue, Waiting};
 
 /// What an operation is, in the order in which classes are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,7 +102,7 @@ pub struct Ticket {
 pub struct Scheduler {
     limits: Limits,
     /// By class.
-    queues: [Queue<Waiting>; 3],
+    queues: [Queue; 3],
     in_flight: [InFlight; 3],
     last_load: Option<Instant>,
     /// Whether a load ended since the last grant was asked for.
@@ -114,6 +111,47 @@ pub struct Scheduler {
     holds_sets: bool,
     /// GETs with lower numbers have started, or were late.
     late_until: u64,
+}
+
+/// Operations in the order in which they came, of which any can be taken out.
+struct Queue {
+    /// `None` where an operation was taken out of the middle; the front is always there.
+    waiting: VecDeque<Option<Waiting>>,
+    /// Number of the front.
+    first: u64,
+}
+
+struct Waiting {
+    id: usize,
+    granted_bytes: u64,
+    total_bytes: u64,
+    since: Instant,
+}
+
+impl Default for Queue {
+    /// Numbers begin where there is room before the first one, for what is put back.
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), first: 1 << 32 }
+    }
+}
+
+impl Queue {
+    fn front(&self) -> Option<&Waiting> {
+        self.waiting.front()?.as_ref()
+    }
+
+    fn place_of(&mut self, number: u64) -> Option<&mut Option<Waiting>> {
+        self.waiting.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    fn take(&mut self, number: u64) -> Option<Waiting> {
+        let taken = self.place_of(number)?.take();
+        while matches!(self.waiting.front(), Some(None)) {
+            self.waiting.pop_front();
+            self.first += 1;
+        }
+        taken
+    }
 }
 
 /// What SETs have beside the loads that there are now.
@@ -145,14 +183,17 @@ impl Scheduler {
 
     /// Queues an operation of `total_bytes`, submitted at `since`, at the end of its class.
     pub fn push(&mut self, class: Class, id: usize, total_bytes: u64, since: Instant) -> Ticket {
-        let waiting = Waiting { id, granted_bytes: 0, total_bytes, since };
-        Ticket { class, number: self.queues[class as usize].push(waiting), id }
+        let queue = &mut self.queues[class as usize];
+        let number = queue.first + queue.waiting.len() as u64;
+        queue.waiting.push_back(Some(Waiting { id, granted_bytes: 0, total_bytes, since }));
+        Ticket { class, number, id }
     }
 
-    /// Queues a SET in front of all others.
+    /// Queues a SET in front of all others: one that waited elsewhere, or whose first piece is not begun after all.
     pub fn push_first(&mut self, id: usize, total_bytes: u64, since: Instant) -> Ticket {
         let queue = &mut self.queues[Class::Set as usize];
-        queue.push_front(Waiting { id, granted_bytes: 0, total_bytes, since });
+        queue.waiting.push_front(Some(Waiting { id, granted_bytes: 0, total_bytes, since }));
+        queue.first -= 1;
         Ticket { class: Class::Set, number: queue.first, id }
     }
 
@@ -163,7 +204,7 @@ impl Scheduler {
         let class = self.next_class(budget, is_due, elsewhere)?;
         let length_bytes = self.next_length(class)?;
         let queue = &mut self.queues[class as usize];
-        let front = queue.front_mut()?;
+        let front = queue.waiting.front_mut()?.as_mut()?;
         let (id, offset_bytes) = (front.id, front.granted_bytes);
         front.granted_bytes += length_bytes;
         if front.granted_bytes == front.total_bytes {
@@ -201,7 +242,7 @@ impl Scheduler {
 
     /// Whether nothing of this class waits for a grant.
     pub(crate) fn is_empty_of(&self, class: Class) -> bool {
-        self.queues[class as usize].is_empty()
+        self.queues[class as usize].waiting.is_empty()
     }
 
     /// Whether the device takes a piece beside what it has of the same class.
@@ -276,35 +317,27 @@ impl Scheduler {
         self.load_ended |= grant.class == Class::Get;
     }
 
-    /// Takes back the first piece of a SET, as if it had not been granted: it is the next of its queue again. Returns its ticket.
-    pub fn take_back(&mut self, grant: Grant, total_bytes: u64, since: Instant) -> Ticket {
-        debug_assert!(grant.class == Class::Set && grant.offset_bytes == 0);
-        self.finish(grant);
-        let queue = &mut self.queues[grant.class as usize];
-        match queue.front_mut() {
-            Some(front) if front.id == grant.id => front.granted_bytes = 0,
-            _ => queue.push_front(Waiting { id: grant.id, granted_bytes: 0, total_bytes, since }),
-        }
-        Ticket { class: grant.class, number: queue.first, id: grant.id }
-    }
-
     /// Takes back what is not granted yet of an operation.
     pub fn cancel_rest(&mut self, ticket: Ticket) {
         let queue = &mut self.queues[ticket.class as usize];
-        if queue.at(ticket.number).is_some_and(|waiting| waiting.id == ticket.id) {
+        let place = queue.place_of(ticket.number);
+        if place.is_some_and(|waiting| waiting.as_ref().is_some_and(|one| one.id == ticket.id)) {
             queue.take(ticket.number);
         }
     }
 
     /// Empties the queues.
     pub fn clear(&mut self) {
-        self.queues.iter_mut().for_each(Queue::clear);
+        for queue in &mut self.queues {
+            queue.first += queue.waiting.len() as u64;
+            queue.waiting.clear();
+        }
     }
 
     /// Whether nothing waits for a grant.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.queues.iter().all(Queue::is_empty)
+        self.queues.iter().all(|queue| queue.waiting.is_empty())
     }
 
     /// GETs that wait, and pieces of them in flight.

@@ -27,7 +27,7 @@ pub(crate) use piece_memory::PieceMemory;
 pub use refusal::{EngineError, Refusal};
 pub(crate) use registered_memory::RegisteredMemory;
 pub use registered_memory::{MemoryError, MemoryHandle};
-pub(crate) use requests::{Held, Place, Requests};
+pub(crate) use requests::{Held, Requests};
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

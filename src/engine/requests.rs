@@ -44,14 +44,6 @@ impl<T> DerefMut for Held<T> {
     }
 }
 
-/// Where the bytes of a piece are on disk.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) file: RawFd,
-    /// Where the first byte of the piece is.
-    pub(crate) offset_bytes: u64,
-}
-
 /// A request that the engine has, or whose result is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
@@ -126,14 +118,18 @@ impl<T> Requests<T> {
         piece
     }
 
-    /// Has the engine move what of a piece is still missing.
-    pub(crate) fn start(&mut self, token: usize, place: Place) -> Result<(), EngineError> {
+    /// Has the engine move what of a piece is still missing. Its first byte is, or is to be, at `start_bytes` of `file`.
+    pub(crate) fn start(
+        &mut self,
+        token: usize,
+        (file, start_bytes): (RawFd, u64),
+    ) -> Result<(), EngineError> {
         let piece = &mut self.pieces[token];
         piece.since = Some(Instant::now());
         let memory = &mut piece.memory;
         assert!(!memory.is_in_flight(), "it is under way already");
         let action = if memory.is_write() { Action::Write } else { Action::Read };
-        let offset_bytes = place.offset_bytes + memory.moved_bytes() as u64;
+        let offset_bytes = start_bytes + memory.moved_bytes() as u64;
         let (vectors, vector_count) = memory.begin_flight();
         // SAFETY: `insert` has seen that the token is in bounds. Nothing of this token is under way.
         let own_vectors = unsafe {
@@ -145,7 +141,7 @@ impl<T> Requests<T> {
             offset_bytes,
             vectors: own_vectors,
             vector_count,
-            ..Transfer::without_memory(action, place.file, token)
+            ..Transfer::without_memory(action, file, token)
         };
         // SAFETY: the vectors stay as they are until the transfer is reaped, or all is leaked. The piece has the bounce memory, and
         // is neither removed nor given out to be changed before. The caller's memory is valid until the answer, which comes after

@@ -23,7 +23,6 @@ mod threads;
 mod transfers;
 mod turn;
 mod verify;
-mod waiting_answers;
 
 pub(crate) use group::{Answer, ReactorGroup};
 pub(crate) use health::Alarm;

@@ -1,27 +1,31 @@
 //! What becomes of an operation when nothing of it is granted or under way any more: the states of an operation, and what leads
-//! from one to the next.
+//! from one to the next; and the answers that wait until changes of records are in the index file, or are refused.
 //!
 //! | state | event | next state |
 //! |---|---|---|
 //! | pending | a reactor is about to begin it (`fill_classes`) | queued |
 //! | queued | its first piece is granted (`start`, `begin_set`) | moving; queued again, or waiting for room, without an extent |
-//! | moving | its last piece is through, or failed (`advance`) | by [`NextStep`] |
-//! | truncating | its file has its length (`advance`) | by [`NextStep`] |
+//! | moving | its last piece is through, or failed (`advance`) | truncating, to be written again, in a group, or answered |
+//! | truncating | its file has its length (`advance`) | in a group, or answered |
 //! | to be written again | its pause is over (`start_due`) | queued |
 //! | in a group | the group is durable, or has failed (`finish_group`) | answered |
 //! | answered (`answer`) | the next SET of its key goes on (`answer_set`) | |
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use super::ReactorGroup;
-use super::io_error_policy::{DeviceState, Direction, ErrorAction, Failure};
-use super::operation::{Active, Operation, Stage};
+use super::group::{Answer, Lane};
+use super::io_error_policy::{DeviceState, Direction, ErrorAction, Failure, is_of_path};
+use super::operation::{Active, Operation};
 use super::state::Reactor;
+use crate::base::sync::atomic::Ordering;
+use crate::batch::completion_queue::{FailureCode, FailureReason};
 use crate::cache::{Finding, GetRequest, ReadHandle};
 use crate::config::Durability;
 use crate::error::StoreError;
-use crate::index::ChunkVersion;
+use crate::index::{ChunkVersion, RecordWriter, WriterEvent};
 
 /// Extents that a SET tries which finds that they have no blocks, or no space for their file.
 const MOST_EXTENTS: u32 = 4;
@@ -33,53 +37,12 @@ const MOST_UNREMOVABLE: u32 = 64;
 const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What an operation does next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NextStep {
-    /// Its file is made as long as the chunk: padding was written behind it.
-    Truncate,
-    /// A SET gets another extent: this one has no blocks, or its file no space. It may be a file in the place of one that goes.
-    WriteElsewhere,
-    /// A SET is written once more after a pause.
-    WriteAgain(Duration),
-    /// A SET waits until it is durable together with others.
-    AwaitGroup,
-    /// It is answered.
-    Answer,
-}
-
 fn most_extents(error: &StoreError) -> u32 {
     if matches!(error, StoreError::Full { .. }) { MOST_UNREMOVABLE } else { MOST_EXTENTS }
 }
 
 fn pause_before(retry: u32) -> Duration {
     (FIRST_RETRY_PAUSE * 2_u32.saturating_pow(retry.min(16))).min(LONGEST_RETRY_PAUSE)
-}
-
-impl Active {
-    /// What comes after its transfers. `most_retries` of a failed write are made before it fails.
-    fn next_step(&mut self, is_direct: bool, is_persistent: bool, most_retries: u32) -> NextStep {
-        let is_whole = self.failure.is_none();
-        let has_padding = |active: &mut Self| {
-            active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate())
-        };
-        if is_whole && is_direct && has_padding(self) {
-            return NextStep::Truncate;
-        }
-        let Operation::Set(set) = &self.operation else { return NextStep::Answer };
-        let has_extent = !matches!(set.stage, Stage::Claimed);
-        match &self.failure {
-            _ if !has_extent => NextStep::Answer,
-            Some(Failure::NoRoom(error)) if self.retries < most_extents(error) => {
-                NextStep::WriteElsewhere
-            }
-            None if is_persistent => NextStep::AwaitGroup,
-            Some(Failure::Transfer(..)) if is_persistent && self.retries < most_retries => {
-                NextStep::WriteAgain(pause_before(self.retries))
-            }
-            _ => NextStep::Answer,
-        }
-    }
 }
 
 impl Reactor {
@@ -92,22 +55,36 @@ impl Reactor {
         if active.waiting_bytes > 0 || active.unfinished > 0 {
             return;
         }
-        let is_direct = cache.store.geometry().direct;
-        match active.next_step(is_direct, is_persistent, most_retries) {
-            NextStep::Truncate => self.due_chunk_files.push(id),
-            NextStep::WriteElsewhere => {
+        // Its file is made as long as the chunk: padding was written behind it.
+        if active.failure.is_none()
+            && cache.store.geometry().direct
+            && active.chunk_file.as_mut().is_some_and(|file| file.begin_truncate())
+        {
+            self.due_chunk_files.push(id);
+            return;
+        }
+        let is_begun_set =
+            matches!(&active.operation, Operation::Set(set) if set.extent().is_some());
+        match &active.failure {
+            // It gets another extent: this one has no blocks, or its file no space. It may be a file in the place of one that goes.
+            Some(Failure::NoRoom(error))
+                if is_begun_set && active.retries < most_extents(error) =>
+            {
                 active.release_extent();
                 self.write_again(id, Duration::ZERO);
             }
-            NextStep::WriteAgain(pause) => {
+            None if is_begun_set && is_persistent => self.commit.waiting.push(id),
+            Some(Failure::Transfer(..))
+                if is_begun_set && is_persistent && active.retries < most_retries =>
+            {
+                let pause = pause_before(active.retries);
                 self.log_retry(id, pause);
                 self.write_again(id, pause);
             }
-            NextStep::AwaitGroup => self.commit.waiting.push(id),
-            NextStep::Answer => {
+            failure => {
                 let is_exhausted = is_persistent
                     && active.retries > 0
-                    && matches!(active.failure, Some(Failure::Transfer(..)));
+                    && matches!(failure, Some(Failure::Transfer(..)));
                 cache.counters.write_retries_exhausted.add(u64::from(is_exhausted));
                 self.answer(id);
             }
@@ -317,4 +294,97 @@ fn judge_failed_read(
     read.discard();
     cache.counters.read_dropped.add(1);
     ReadOutcome::Dropped
+}
+
+/// The index takes no change, for this reason.
+fn unavailable(refusal: &str) -> FailureReason {
+    FailureReason::new(FailureCode::Unavailable, refusal)
+}
+
+impl ReactorGroup {
+    /// Starts the thread that writes records, which answers what waits for them.
+    pub(crate) fn start_record_writer(self: &Arc<Self>) -> io::Result<RecordWriter> {
+        let group = Arc::clone(self);
+        self.cache.index.start_writer(move |event| match event {
+            WriterEvent::Written => group.note_changes_made(),
+            WriterEvent::Refused(error) => group.note_index_refuses(error),
+            WriterEvent::Panicked => {
+                group.fail_for("the thread that writes its records has stopped after a panic");
+            }
+        })
+    }
+
+    /// Answers when all changes of records are made that were queued by now. If they are refused, or nobody makes them any more, it
+    /// fails.
+    pub(crate) fn answer_when_written(&self, answer: Answer) {
+        let index = &self.cache.index;
+        let mut waiting = self.answers.lock();
+        let ticket = index.queued_changes();
+        match index.are_written(ticket) {
+            true => {
+                drop(waiting);
+                answer.give(&self.cache);
+            }
+            false if waiting.have_ended => {}
+            false => match index.write_refusal() {
+                Some(reason) => {
+                    drop(waiting);
+                    answer.fail(&self.cache, &unavailable(&reason));
+                }
+                None => waiting.answers.push_back((ticket, answer)),
+            },
+        }
+    }
+
+    /// The index takes no change: fails what waits for it, and what reactors have that does.
+    fn note_index_refuses(&self, error: &io::Error) {
+        let reason = self.cache.index.write_refusal().unwrap_or_default();
+        if error.raw_os_error().is_none_or(is_of_path) && self.cache.path_count() > 1 {
+            self.health.fail_for_now(|| reason.to_string());
+        }
+        // After the refusal is known: whoever comes later sees it.
+        let answers = mem::take(&mut self.answers.lock().answers);
+        let reason = unavailable(&reason);
+        answers.into_iter().for_each(|(_, answer)| answer.fail(&self.cache, &reason));
+        self.completions.announce();
+        self.lanes.iter().for_each(|lane| lane.waker.wake());
+    }
+
+    /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
+    fn note_changes_made(&self) {
+        let mut waiting = self.answers.lock();
+        let is_due = |(ticket, _): &(u64, Answer)| self.cache.index.are_written(*ticket);
+        let end = waiting.answers.partition_point(is_due);
+        let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
+        drop(waiting);
+        if !due.is_empty() {
+            due.into_iter().for_each(|answer| answer.give(&self.cache));
+            self.completions.announce();
+        }
+        let waits = |lane: &&Lane| lane.awaits_records.load(Ordering::SeqCst);
+        self.lanes.iter().filter(waits).for_each(|lane| lane.waker.wake());
+    }
+
+    /// Nothing is stored or deleted any more.
+    fn fail_for(&self, reason: &str) {
+        let path = self.cache.config.path().display();
+        log::error!("{path}: {reason}; every operation fails from here on");
+        self.has_failed.store(true, Ordering::SeqCst);
+        self.health.fail(|| reason.into());
+        self.stop(Duration::ZERO);
+        self.fail_answers();
+    }
+
+    /// Nobody makes changes any more, or it is not worth waiting for: fails what waits for them.
+    pub(crate) fn fail_answers(&self) {
+        self.cache.index.abandon_changes();
+        let mut waiting = self.answers.lock();
+        waiting.have_ended = true;
+        let left = mem::take(&mut waiting.answers);
+        drop(waiting);
+        let count: usize = left.iter().map(|(_, answer)| answer.count()).sum();
+        self.cache.counters.abandoned.add(count as u64);
+        drop(left);
+        self.completions.announce();
+    }
 }

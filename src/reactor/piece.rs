@@ -10,7 +10,7 @@ use super::io_error_policy::{Request, is_interruption};
 use crate::base::block::BLOCK_BYTES;
 use crate::base::buffer::{BouncePool, CallerBuffer};
 use crate::base::checksum::{crc64, placed};
-use crate::engine::{Held, PieceMemory, Place};
+use crate::engine::{Held, PieceMemory};
 use crate::schedule::Grant;
 use crate::store::Geometry;
 
@@ -49,12 +49,10 @@ pub(super) enum PieceProgress {
 }
 
 impl PieceState {
-    /// Where it is on disk, for one more attempt.
-    pub(super) fn attempt(&mut self) -> Place {
+    /// Its file, and where it is there, for one more attempt.
+    pub(super) fn attempt(&mut self) -> (RawFd, u64) {
         self.attempts += 1;
-        let PieceTarget { file, chunk_offset_bytes, .. } = self.target;
-        let offset_bytes = chunk_offset_bytes + self.grant.offset_bytes;
-        Place { file, offset_bytes }
+        (self.target.file, self.target.chunk_offset_bytes + self.grant.offset_bytes)
     }
 }
 

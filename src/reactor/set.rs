@@ -162,10 +162,10 @@ impl Reactor {
     }
 
     fn put_back(&mut self, grant: Grant) {
+        self.take_off(grant);
         let active = &mut self.active[grant.id];
-        active.waiting_bytes = active.operation.bytes();
-        let since = active.timeline.submitted;
-        active.ticket = self.scheduler.take_back(grant, active.waiting_bytes, since);
+        let (bytes, since) = (active.waiting_bytes, active.timeline.submitted);
+        active.ticket = self.scheduler.push_first(grant.id, bytes, since);
     }
 
     fn finish_unwritten(&mut self, grant: Grant, failure: Option<Failure>) {

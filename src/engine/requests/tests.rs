@@ -63,12 +63,12 @@ impl Engine for LateEngine {
     fn cancel_all(&mut self) {}
 }
 
-fn place(block: usize) -> Place {
-    Place { file: 3, offset_bytes: (block * BLOCK) as u64 }
+fn place(block: usize) -> (RawFd, u64) {
+    (3, (block * BLOCK) as u64)
 }
 
 /// Reaps until every piece has moved, and takes them out.
-fn finish<T>(requests: &mut Requests<T>, places: &[(usize, Place)]) -> Vec<Held<T>> {
+fn finish<T>(requests: &mut Requests<T>, places: &[(usize, (RawFd, u64))]) -> Vec<Held<T>> {
     let mut done = Vec::new();
     while requests.in_flight() > 0 {
         assert!(requests.reap(None).unwrap());

@@ -65,7 +65,7 @@ fn layout_of_every_kind() {
 fn short_transfers_go_on_where_they_stopped() {
     let memory = AlignedBlock::zeroed(2 * BLOCK);
     let mut piece = piece(&memory, 0, BLOCK + 5, Request::WriteDataFile, direct());
-    assert_eq!(piece.attempt().offset_bytes, 40960);
+    assert_eq!(piece.attempt().1, 40960);
     assert_eq!(piece.advance(512), PieceProgress::Again);
     assert_eq!(lengths(&piece), [BLOCK - 512, BLOCK]);
     assert_eq!(piece.advance((BLOCK - 512 + 1024) as i32), PieceProgress::Again);

@@ -37,7 +37,7 @@ fn sets_that_are_due_have_an_eighth_of_what_is_in_the_device() {
     let mut in_flight: VecDeque<Grant> = VecDeque::new();
     let (mut loaded_bytes, mut stored_bytes) = (0, 0);
     // More than the device takes.
-    (0..60).for_each(|id| clocked.push(Class::Get, 2000 + id, 1000));
+    (0..60).for_each(|id| _ = clocked.push(Class::Get, 2000 + id, 1000));
     for turn in 0..1000 {
         clocked.push(Class::Get, 3000 + turn, 1000);
         if turn == 100 {
