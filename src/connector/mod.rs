@@ -3,8 +3,6 @@
 mod admin;
 mod engines;
 mod forecast;
-mod gate;
-mod key_events;
 mod key_watch;
 mod opening;
 mod status;
@@ -19,8 +17,6 @@ use std::time::{Duration, Instant};
 
 pub use admin::Removal;
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
-use gate::Gate;
-use key_watch::KeyWatch;
 pub use opening::format_device;
 use opening::{OpenedStore, open_all};
 use thiserror::Error;
@@ -28,8 +24,8 @@ pub use volume::Shutdown;
 use volume::{Volumes, Watch, close_all, close_started, on_thread};
 
 use crate::base::buffer::MemoryReturn;
-use crate::base::sync::atomic::{AtomicU64, Ordering};
-use crate::base::sync::{Mutex, RwLockReadGuard};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::batch::backlog::{Amount, Backlog};
 use crate::batch::completion_queue::{
     Completion, CompletionQueue, CompletionQueues, FailureReason, KeepAlive,
@@ -37,7 +33,7 @@ use crate::batch::completion_queue::{
 use crate::config::Config;
 use crate::engine::{Engine, EngineError, MemoryError, RegisteredMemory, Waker};
 use crate::error::OpenError;
-use crate::index::Recovery;
+use crate::index::{KeyEvents, Recovery, UntoldChunk};
 use crate::key::MAX_KEY_BYTES;
 use crate::reactor::MakeEngine;
 
@@ -340,3 +336,47 @@ impl Drop for Connector {
         self.close();
     }
 }
+
+/// Keys that are told, and were not taken yet.
+#[derive(Default)]
+struct KeyWatch {
+    events: Arc<KeyEvents>,
+    /// Chunks that were stored when it began, with the number of their volume, the one that was used last first.
+    stored: Vec<(UntoldChunk, u32)>,
+}
+
+/// Entered by every submit, and closed once. Whoever is inside is waited for.
+struct Gate {
+    is_closed: AtomicBool,
+    inside: RwLock<()>,
+}
+
+impl Gate {
+    fn new() -> Self {
+        Self { is_closed: AtomicBool::new(false), inside: RwLock::new(()) }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// None if it is closed.
+    fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let inside = self.inside.read();
+        // Behind the lock: a close that has waited already would not wait for this one.
+        (!self.is_closed()).then_some(inside)
+    }
+
+    /// From here on nobody enters.
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Waits until nobody is inside, after [`Gate::close`].
+    fn wait_until_empty(&self) {
+        drop(self.inside.write());
+    }
+}
+
+#[cfg(test)]
+mod tests;

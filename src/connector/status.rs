@@ -11,7 +11,6 @@ use crate::index::Recovery;
 use crate::reactor::Latencies;
 use crate::schedule::Limits;
 use crate::stats::{Counters, LatencyHistogram, PathStats, Stats};
-use crate::store::StoreUsage;
 
 impl Connector {
     /// What opening found and threw out, all paths together.
@@ -79,55 +78,55 @@ impl Connector {
 
     fn path_stats(&self, volume: &Volume, is_live: bool, is_owner: bool) -> PathStats {
         let shared = &volume.shared;
-        let (index, geometry) = (&shared.cache.index, shared.cache.store.geometry());
+        let (index, health) = (&shared.cache.index, &shared.health);
         let Limits { queue_depth, max_in_flight_bytes, .. } = shared.limits();
         let [would_hit_at_1_5x, would_hit_at_2x] = index.would_hit();
-        let (mut usage, mut records, mut reason) = (StoreUsage::default(), 0, None);
-        let (mut leased_bytes, mut pinned_bytes) = (0, 0);
-        if is_owner {
-            usage = shared.cache.store.usage();
-            records = u64::from(index.used_records());
-            (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
-            let kept = shared
-                .cache
-                .directory_watch
-                .reason()
-                .or_else(|| shared.cache.index.write_refusal());
-            reason = kept.map(|reason| reason.to_string()).or_else(|| shared.health.reason());
-        }
-        let unreadable = || index.unreadable().map(|error| error.to_string());
-        let last_error = is_owner.then(|| shared.health.last_error()).flatten();
-        let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let trouble = is_owner.then(|| unreadable().or_else(|| shared.health.trouble())).flatten();
-        let silence = is_owner.then(|| shared.responsiveness.silence()).flatten();
-        let note = is_owner.then(|| shared.responsiveness.note(Instant::now())).flatten();
-        PathStats {
-            trouble: reason.clone().or(silence).or(trouble).unwrap_or_default(),
-            note: note.unwrap_or_default(),
-            last_error_ms: last_error
-                .as_ref()
-                .map_or(0, |error| since_1970(error.at).as_millis() as u64),
-            last_error: last_error.map_or_else(String::new, |error| error.text),
+        let without_locks = PathStats {
             path: volume.path().to_owned(),
             in_use: is_live,
-            reason: reason.unwrap_or_default(),
             engine: describe(&shared.engines()),
-            geometry,
+            geometry: shared.cache.store.geometry(),
             keys: index.keys(),
             stored_bytes: index.stored_bytes(),
-            records,
             index_pages_lost: index.lost_pages() as u64,
-            allocated_bytes: usage.allocated_bytes,
             capacity_bytes: volume.space.capacity_bytes,
             used_bytes: volume.space.used_bytes(),
-            data_files: usage.data_files,
             queue_depth: queue_depth as u64,
             max_in_flight_bytes,
             discarded_at_open: volume.recovery.discarded(),
-            leased_bytes,
-            pinned_bytes,
             would_hit_at_1_5x,
             would_hit_at_2x,
+            ..PathStats::default()
+        };
+        if !is_owner {
+            return without_locks;
+        }
+        let usage = shared.cache.store.usage();
+        let (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
+        let kept = shared.cache.directory_watch.reason().or_else(|| index.write_refusal());
+        let reason = kept.map(|reason| reason.to_string()).or_else(|| health.reason());
+        let trouble = reason
+            .clone()
+            .or_else(|| shared.responsiveness.silence())
+            .or_else(|| index.unreadable().map(|error| error.to_string()))
+            .or_else(|| health.trouble());
+        let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (last_error, last_error_ms) =
+            health.last_error().map_or_else(Default::default, |error| {
+                (error.text, since_1970(error.at).as_millis() as u64)
+            });
+        PathStats {
+            reason: reason.unwrap_or_default(),
+            trouble: trouble.unwrap_or_default(),
+            note: shared.responsiveness.note(Instant::now()).unwrap_or_default(),
+            last_error,
+            last_error_ms,
+            records: u64::from(index.used_records()),
+            allocated_bytes: usage.allocated_bytes,
+            data_files: usage.data_files,
+            leased_bytes,
+            pinned_bytes,
+            ..without_locks
         }
     }
 }
