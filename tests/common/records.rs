@@ -16,6 +16,11 @@ pub(crate) fn index_of(directory: &Path) -> PathBuf {
     directory.join("index.kvring")
 }
 
+/// Writes these bytes over what is in a file at `offset`.
+pub(crate) fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
+    File::options().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
 impl Record {
     pub(crate) fn read(directory: &Path, slot: u64) -> Self {
         let mut record = [0; RECORD_BYTES];
@@ -26,8 +31,8 @@ impl Record {
 
     /// Writes it with the checksum that it should have.
     pub(crate) fn write(&self, directory: &Path, slot: u64) {
-        let index = File::options().write(true).open(index_of(directory)).unwrap();
-        index.write_all_at(&self.sealed(), RECORDS_AT + slot * RECORD_BYTES as u64).unwrap();
+        let offset = RECORDS_AT + slot * RECORD_BYTES as u64;
+        overwrite(&index_of(directory), offset, &self.sealed());
     }
 
     /// Its bytes, with the checksum that they should have.
@@ -36,10 +41,6 @@ impl Record {
         let checksum = crc32c::crc32c(&record[12..]);
         record[8..12].copy_from_slice(&checksum.to_le_bytes());
         record
-    }
-
-    pub(crate) fn u64_at(&self, at: usize) -> u64 {
-        u64::from_le_bytes(self.0[at..at + 8].try_into().unwrap())
     }
 
     pub(crate) fn with(mut self, at: usize, bytes: &[u8]) -> Self {

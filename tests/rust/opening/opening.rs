@@ -1,22 +1,15 @@
 //! What opening makes of what the last owner left damaged.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::common::chunks::{filled, intact, length};
-use crate::common::records::Record;
+use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record, overwrite};
 use crate::common::{Client, Memory, has_data_files, layout, logged};
 use kvring::{BLOCK_BYTES, Layout, list_chunks};
 
 const CAPACITY: u64 = crate::common::chunks::CAPACITY;
 const INDEX: &str = "index.kvring";
-const HEADER_BYTES: u64 = 4096;
-const RECORD_BYTES: u64 = 256;
-
-fn edit(path: &Path, offset: u64, bytes: &[u8]) {
-    File::options().write(true).open(path).unwrap().write_all_at(bytes, offset).unwrap();
-}
 
 /// Whatever state its bytes give a record: a reader and the open count the same ones, and the open frees them.
 #[test]
@@ -25,8 +18,8 @@ fn every_record_of_a_garbled_page_is_torn_once() {
     let directory = tempfile::tempdir().unwrap();
     filled(directory.path(), 40);
     for slot in 0..32 {
-        let garbage = [slot as u8 % 16 + 1; RECORD_BYTES as usize];
-        edit(&directory.path().join(INDEX), HEADER_BYTES + slot * RECORD_BYTES, &garbage);
+        let garbage = [slot as u8 % 16 + 1; RECORD_BYTES];
+        overwrite(&directory.path().join(INDEX), RECORDS_AT + slot * RECORD_BYTES as u64, &garbage);
     }
     let listed = || {
         let mut chunks = list_chunks(directory.path(), None).unwrap();
@@ -91,7 +84,7 @@ fn a_lost_index_costs_hits_and_nothing_else() {
         ("empty", |index| fs::write(index, []).unwrap()),
         ("cut off", |index| File::options().write(true).open(index).unwrap().set_len(100).unwrap()),
         ("foreign", |index| fs::write(index, vec![7; 100_000]).unwrap()),
-        ("damaged", |index| edit(index, 20, &[0xff; 8])),
+        ("damaged", |index| overwrite(index, 20, &[0xff; 8])),
     ];
     for (name, damage) in kinds {
         let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,9 @@
 //! What opening makes of an index: generations, and records that share the further parts of a long key.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::Path;
 
-use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of};
+use crate::common::records::{RECORD_BYTES, RECORDS_AT, Record, index_of, overwrite};
 use crate::common::{Client, MIB, Memory, key, pattern};
 
 const CAPACITY: u64 = 64 * MIB;
@@ -53,8 +52,7 @@ fn generations_start_at_the_next_multiple_above_all_that_was_seen() {
     assert_eq!(generation_of_session(path, 3), 10 * SESSION_GENERATIONS);
 
     // The session block cannot be read: the records decide.
-    let index = File::options().write(true).open(index_of(path)).unwrap();
-    index.write_all_at(&[0xff; 104], SESSION_AT).unwrap();
+    overwrite(&index_of(path), SESSION_AT, &[0xff; 104]);
     assert_eq!(generation_of_session(path, 4), 11 * SESSION_GENERATIONS);
 
     // A generation that is a multiple itself was given out too.

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::common::loop_device::LoopDevice;
+use crate::common::records::{index_of, overwrite};
 use crate::common::{Client, MIB, config_of, keys, layout};
 use kvring::testing::Clock;
 use kvring::{Config, Connector, Layout, OpenError};
@@ -196,8 +197,7 @@ fn for_a_newer_format() {
     let scene = Scene::new();
     let other = [scene.at("other")];
     fill(&open(&other), 1000);
-    let index = std::fs::File::options().write(true).open(other[0].join("index.kvring")).unwrap();
-    index.write_all_at(&99_u32.to_le_bytes(), 8).unwrap();
+    overwrite(&index_of(&other[0]), 8, &99_u32.to_le_bytes());
     let is_expected =
         |error: &OpenError| matches!(error, OpenError::NewerFormat { found: 99, supported: 1, .. });
     scene.assert_refused(&other[0], is_expected);

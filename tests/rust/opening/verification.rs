@@ -1,7 +1,5 @@
 //! Chunks of owners who did not close are verified, however many sessions it takes until somebody has the time for it.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::chunks::{copy_all, place};
 use crate::common::faults::{Fault, scripted, scripted_and_stuck};
 use crate::common::held_back::HeldBack;
+use crate::common::records::overwrite;
 use crate::common::{Client, MIB, Memory, config, key, keys, pattern};
 use kvring::Admission;
 use kvring::testing::Action;
@@ -47,8 +46,7 @@ fn killed_and_damaged() -> TempDir {
     client.fill(3..10, LENGTH);
     let directory = killed(client, &directory);
     let (file, start) = place(directory.path(), &key(5));
-    let data = File::options().write(true).open(file).unwrap();
-    data.write_all_at(&[0xff; 3], start + 77).unwrap();
+    overwrite(&file, start + 77, &[0xff; 3]);
     directory
 }
 
