@@ -56,7 +56,7 @@ fn open(path: &Path, random: &mut Random) -> Result<Client, String> {
 impl Closes {
     fn opened(&mut self) -> Result<Client, String> {
         let client = open(&self.path, &mut self.random)?;
-        judge::look(&client, &mut self.ledger, 0..KEYS, |key| name(*key))?;
+        judge::look(&client, &mut self.ledger, 0..KEYS, |key| name(*key), |_| false)?;
         Ok(client)
     }
 

@@ -3,6 +3,7 @@
 //! transfer or sync, those of opening and closing among them. Several reactors work on several batches at a time, and syncs of theirs
 //! fail. Each session starts on what the one before it left. The same seeds give the same fingerprint.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use tempfile::TempDir;
 
 use super::common::random::Random;
 use super::common::{Client, MIB, Memory, config};
+use super::crash_plan::{Plan, Session};
 use super::ledger::Ledger;
 use super::plan::{Call, Chunk, End, draw_keys, length, name, names};
 use super::simulated_disk::{Crash, SimulatedDisk};
@@ -24,7 +26,6 @@ const KEYS: u64 = 12;
 const LONGEST: usize = 16 << 10;
 const MOST_KEYS: u64 = 4;
 const MOST_UNDER_WAY: usize = 4;
-const MOST_STEPS: u64 = 25;
 const CALLS: [(Call, u64); 3] = [(Call::Set, 5), (Call::Delete, 2), (Call::Flush, 1)];
 
 #[derive(clap::Args)]
@@ -38,71 +39,6 @@ pub(crate) struct Arguments {
     /// Threads that crash stores side by side.
     #[arg(long, default_value_t = 2)]
     threads: u64,
-}
-
-/// A session as the seed has it.
-#[derive(Debug)]
-struct Session {
-    persistent: bool,
-    steps: u64,
-    /// Transfers and syncs after which it ends at the latest.
-    events: u64,
-    end: End,
-    reactors: usize,
-    /// One in so many syncs of the reactors fails; none with 0.
-    failing_syncs: u64,
-}
-
-/// The life of a store.
-struct Plan {
-    /// Blocks of each data file that is there from the start; without any, the store makes a large one.
-    file_blocks: Vec<u64>,
-    sessions: Vec<Session>,
-    random: Random,
-}
-
-impl Plan {
-    fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed);
-        // Small files, as a store has them that was always small: preallocating large ones takes most of the time.
-        let file_blocks = match random.below(16) {
-            0 => Vec::new(),
-            1 => vec![12],
-            _ => (0..3 + random.below(4)).map(|_| 8 + random.below(16)).collect(),
-        };
-        let is_chain = random.below(3) > 0;
-        let (mut sessions, mut power_losses) = (Vec::new(), 0);
-        let most_power_losses = if is_chain { 1 + random.below(4) } else { 1 };
-        while power_losses < most_power_losses {
-            let end = match random.below(8) {
-                _ if !is_chain => End::PowerLoss,
-                0..3 => End::Kill,
-                3 => End::Close,
-                4 => End::CloseThenPowerLoss,
-                _ => End::PowerLoss,
-            };
-            power_losses += u64::from(matches!(end, End::PowerLoss | End::CloseThenPowerLoss));
-            let steps = if is_chain { random.below(10) } else { MOST_STEPS };
-            let events = match random.below(4) {
-                // Many in the middle of opening.
-                0 => 1 + random.below(8),
-                _ => 1 + random.below(4 * steps.max(4)),
-            };
-            let persistent = random.one_of(2);
-            let reactors = 1 + random.below(3) as usize;
-            let failing_syncs = random.choose(&[0, 0, 3, 8, 20]);
-            sessions.push(Session { persistent, steps, events, end, reactors, failing_syncs });
-        }
-        Self { file_blocks, sessions, random }
-    }
-
-    fn count(&self, ends: &[End]) -> u64 {
-        self.sessions.iter().filter(|session| ends.contains(&session.end)).count() as u64
-    }
-
-    fn power_losses(&self) -> u64 {
-        self.count(&[End::PowerLoss, End::CloseThenPowerLoss])
-    }
 }
 
 /// SETs that are not answered yet.
@@ -128,6 +64,8 @@ struct Life {
     was_closed: bool,
     was_left_open: bool,
     was_killed: bool,
+    /// Chunks that power loss took, of which a record may be there.
+    damaged: BTreeSet<u64>,
 }
 
 impl Life {
@@ -149,6 +87,7 @@ impl Life {
             was_closed: false,
             was_left_open: false,
             was_killed: false,
+            damaged: BTreeSet::new(),
         };
         (life, plan.sessions)
     }
@@ -222,7 +161,18 @@ impl Life {
     fn look(&mut self, client: &Client, persistent: bool) -> Result<(), String> {
         self.disk.let_transfers_go();
         self.disk.wait_idle();
-        let found = judge::look(client, &mut self.now, 0..KEYS, |key| name(*key))?;
+        let before = self.now.clone();
+        let may_be_damaged = |key: &u64| self.damaged.contains(key);
+        let found = judge::look(client, &mut self.now, 0..KEYS, |key| name(*key), may_be_damaged);
+        if self.disk.has_crashed() {
+            // A miss may come from the crash.
+            self.now = before;
+            return Ok(());
+        }
+        let found = found?;
+        let is_lost = |key: &u64| before.possible(key).iter().any(Option::is_some);
+        let lost = found.iter().filter(|(key, held)| held.is_none() && is_lost(key));
+        self.damaged.extend(lost.map(|(key, _)| *key));
         // What power loss has left is on the disk; what a kill has left is so from an open in `persistent` on.
         if persistent || !self.was_killed {
             found.into_iter().for_each(|(key, held)| self.durable.settle(&key, [held]));
@@ -318,6 +268,7 @@ impl Life {
 
     fn end_set(&mut self, key: u64, chunk: Chunk, persistent: bool) {
         self.now.settle(&key, [Some(chunk)]);
+        self.damaged.remove(&key);
         if persistent {
             self.durable.settle(&key, [Some(chunk)]);
         }
@@ -357,7 +308,7 @@ fn one_store(seed: u64) -> Result<u64, String> {
     let completion = client.set(&[name(key)], &[chunk.memory(0)]);
     assert!(completion.ok, "{}", completion.error);
     life.end_set(key, chunk, persistent);
-    judge::look(&client, &mut life.now, 0..KEYS, |key| name(*key))?;
+    life.look(&client, persistent)?;
     Ok(life.disk.fingerprint())
 }
 

@@ -35,6 +35,7 @@ pub(crate) fn look<K: Ord + Clone + Debug + Display + FromStr<Err: Debug>>(
     ledger: &mut Ledger<K>,
     keys: impl IntoIterator<Item = K>,
     name: impl Fn(&K) -> String,
+    may_be_damaged: impl Fn(&K) -> bool,
 ) -> Result<Vec<(K, Held)>, String> {
     let keys: Vec<(K, Possible)> =
         keys.into_iter().map(|key| (key.clone(), ledger.possible(&key))).collect();
@@ -63,7 +64,8 @@ pub(crate) fn look<K: Ord + Clone + Debug + Display + FromStr<Err: Debug>>(
             [memory] => Some(identify(&name(&key), &possible, memory.bytes())?),
             _ => return Err(format!("key {key}: there in two lengths; possible: {possible:?}")),
         };
-        if !possible.contains(&held) || exists != held.is_some() {
+        let is_damaged = exists && held.is_none() && may_be_damaged(&key);
+        if !possible.contains(&held) || exists != held.is_some() && !is_damaged {
             return Err(format!(
                 "key {key}: {held:?} is there, by EXISTS {exists}; possible: {possible:?}; {}",
                 client.connector.recovery()

@@ -10,6 +10,7 @@
 mod closes;
 #[path = "../common/mod.rs"]
 mod common;
+mod crash_plan;
 mod crashes;
 mod judge;
 mod kills;
