@@ -47,27 +47,6 @@ impl Clock {
     }
 }
 
-/// A moment that one thread notes and others look at.
-pub(crate) struct SharedInstant {
-    /// Microseconds since [`ORIGIN`].
-    noted_us: AtomicU64,
-}
-
-impl SharedInstant {
-    pub(crate) fn now() -> Self {
-        Self { noted_us: AtomicU64::new(ORIGIN.elapsed().as_micros() as u64) }
-    }
-
-    pub(crate) fn set_now(&self) {
-        self.noted_us.store(ORIGIN.elapsed().as_micros() as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn elapsed(&self) -> Duration {
-        let noted = Duration::from_micros(self.noted_us.load(Ordering::Relaxed));
-        ORIGIN.elapsed().saturating_sub(noted)
-    }
-}
-
 /// How much of a wait counts before the next look.
 const LONGEST_STEP: Duration = Duration::from_secs(1);
 

@@ -11,7 +11,6 @@ use super::operation::{Operation, Pending};
 use super::responsiveness::Responsiveness;
 use crate::base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use crate::base::sync::{Condvar, Mutex};
-use crate::base::time::SharedInstant;
 use crate::batch::backlog::QueueShare;
 use crate::batch::completion_queue::CompletionQueues;
 use crate::batch::completion_queue::{FailureCode, FailureReason};
@@ -105,10 +104,11 @@ impl ReactorGroup {
         let bytes: u64 = operations.iter().map(Operation::cost_bytes).sum();
         self.pending.push(operations);
         // One may be enough, and wakes others if it is not. That would take several turns of the processor where others want it too.
-        match self.is_processor_bound.load(Ordering::Relaxed) {
-            true => self.wake(bytes.div_ceil(CHECKSUM_TURN_BYTES) as usize),
-            false => self.wake_unless_one_runs(),
-        }
+        let turns = match self.is_processor_bound.load(Ordering::Relaxed) {
+            true => bytes.div_ceil(CHECKSUM_TURN_BYTES) as usize,
+            false => 1,
+        };
+        self.wake(turns);
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
         }
@@ -118,14 +118,6 @@ impl ReactorGroup {
     fn wake(&self, count: usize) {
         let sleeping = self.lanes.iter().filter(|lane| lane.waker.sleeps());
         sleeping.take(count).for_each(|lane| lane.waker.wake());
-    }
-
-    /// Wakes a reactor, unless one is awake: it sees what came before it sleeps. One that has been awake for long may have no processor.
-    fn wake_unless_one_runs(&self) {
-        let runs = |lane: &Lane| !lane.waker.sleeps() && lane.turn_began.elapsed() < LONGEST_TURN;
-        if !self.lanes.iter().any(runs) {
-            self.wake(1);
-        }
     }
 
     /// A reactor tells, after it has given the kernel something, whether more processors would move more. If so, and there is
@@ -142,7 +134,7 @@ impl ReactorGroup {
     /// Keys were deleted: a reactor gives their extents back when it is their turn.
     pub(crate) fn reclaim_deleted(&self) {
         if !self.cache.deleted.is_empty() {
-            self.wake_unless_one_runs();
+            self.wake(1);
         }
         if self.stopped.load(Ordering::SeqCst) {
             self.reject_all();
@@ -254,8 +246,6 @@ pub(super) struct Lane {
     pub(super) sets_wait: AtomicBool,
     /// What it has in the device, of GETs and of SETs: may be a little old.
     in_flight: [(AtomicUsize, AtomicU64); 2],
-    /// When it returned from the kernel last.
-    pub(super) turn_began: SharedInstant,
     /// Describes its engine, once it runs.
     pub(super) engine: OnceLock<String>,
 }
@@ -277,7 +267,6 @@ impl Lane {
             loads: AtomicUsize::new(0),
             sets_wait: AtomicBool::new(false),
             in_flight: Default::default(),
-            turn_began: SharedInstant::now(),
             engine: OnceLock::new(),
         }
     }
@@ -301,9 +290,6 @@ impl Lane {
         elsewhere.are_loads_present |= self.loads.load(Ordering::SeqCst) > 0;
     }
 }
-
-/// A turn takes some tenths of a millisecond, if its reactor has a processor.
-const LONGEST_TURN: Duration = Duration::from_millis(1);
 
 /// Answers that wait for changes of records.
 #[derive(Default)]

@@ -138,7 +138,6 @@ impl Reactor {
             || self.can_go_on();
         let timeout = if work_came { Some(Duration::ZERO) } else { timeout };
         let outcome = self.device.requests.reap(timeout);
-        lane.turn_began.set_now();
         lane.waker.awake();
         self.group.cache.counters.reactor_turns.add(1);
         outcome

@@ -19,8 +19,6 @@ struct Reads {
     most_bytes: AtomicU64,
     /// While set, none comes back.
     are_held: AtomicBool,
-    /// The next reactor that reads something stops there, until `are_held` ends.
-    is_one_to_stop: AtomicBool,
 }
 
 /// Reads nothing, and says with the next reap that it has.
@@ -45,9 +43,6 @@ impl Engine for HollowEngine {
         let vectors =
             unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
         let bytes: usize = vectors.iter().map(|vector| vector.iov_len).sum();
-        if self.reads.is_one_to_stop.swap(false, Ordering::SeqCst) {
-            eventually("the end of the stop", || !self.reads.are_held.load(Ordering::SeqCst));
-        }
         let before = self.reads.in_flight_bytes.fetch_add(bytes as u64, Ordering::SeqCst);
         self.reads.most_bytes.fetch_max(before + bytes as u64, Ordering::SeqCst);
         self.reads.by_reactor[self.number].fetch_add(1, Ordering::SeqCst);
@@ -109,7 +104,7 @@ fn one_that_waits_for_the_device_stays_alone_and_keeps_to_its_bound() {
     let directory = tempfile::tempdir().unwrap();
     let (client, reads) = hollow(directory.path());
     let memory = burst();
-    // A reactor without a processor has another one woken.
+    // Another one is woken for a batch that comes while the first one still runs.
     eventually("one alone", || {
         reads.by_reactor.iter().for_each(|reads| reads.store(0, Ordering::SeqCst));
         reads.are_held.store(true, Ordering::SeqCst);
@@ -136,21 +131,4 @@ fn where_the_device_answers_at_once_others_are_woken() {
         assert_eq!(client.wait(load(&client, &memory)).results, [true; 64]);
         reads.by_reactor.iter().all(|reads| reads.load(Ordering::SeqCst) > 0)
     });
-}
-
-#[test]
-fn one_that_gets_no_processor_has_another_one_woken() {
-    let directory = tempfile::tempdir().unwrap();
-    let (client, reads) = hollow(directory.path());
-    let memory = burst();
-    reads.are_held.store(true, Ordering::SeqCst);
-    reads.is_one_to_stop.store(true, Ordering::SeqCst);
-    let mut gets = vec![load(&client, &memory[..1])];
-    eventually("one that stops", || !reads.is_one_to_stop.load(Ordering::SeqCst));
-    eventually("another one", || {
-        gets.push(load(&client, &memory[gets.len() % memory.len()..][..1]));
-        reads.by_reactor.iter().any(|reads| reads.load(Ordering::SeqCst) > 0)
-    });
-    reads.are_held.store(false, Ordering::SeqCst);
-    assert!(gets.into_iter().all(|get| client.wait(get).ok));
 }
