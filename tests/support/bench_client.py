@@ -6,7 +6,7 @@ As a program it is that client itself, which then asks every `POLL_INTERVAL_S`.
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from tests.support.lmcache_command import (
@@ -32,7 +32,7 @@ class Request:
 
     hit_chunks: int = 0
     total_chunks: int = 0
-    lookup_ms: float = 0.0
+    lookup_ms: float = field(default=0.0, compare=False)
     checksum: str | None = None
     retrieved_tokens: int = 0
     stored_tokens: int = 0
