@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use super::*;
-use crate::index::{Pin, Resumed};
+use crate::index::Pin;
 use crate::models::{explore, spawn};
 
 const LENGTH_BYTES: u64 = 100;
