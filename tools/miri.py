@@ -15,8 +15,8 @@ _BUILT = OUTPUT / "miri"
 
 # Modules. What has unsafe code comes first, then what is quick; a seed begins elsewhere.
 _FILTERS = (
-    *("engine::requests", "reactor::piece", "batch_completion", "segmented_vec"),
-    *("reactor::io_error_policy", "progress", "key::tests", "capacity::tests", "evict::leases"),
+    *("engine::requests", "reactor::piece", "batch::responder", "segmented_vec"),
+    *("reactor::io_error_policy", "sequencer", "key::tests", "space_account", "evict::leases"),
     *("file::slots", "store::runs", "store::allocator", "format", "backlog"),
     *("shard::lookup", "shard::ghosts", "shard::entries", "evict::lists", "evict::extent_map"),
     *("evict::namespaces", "evict::neighbours", "schedule"),
@@ -27,7 +27,6 @@ _SKIPPED = (
     "the_cheapest_window_is_the_cheapest",
     "a_scan_looks_at_some_and_goes_on",
     "what_comes_back_and_goes_again_is_young_again",
-    "equal_tags_fill_bucket_after_bucket_around_the_end",
     "any_flipped_bit_is_seen",
     "what_is_under_way_cannot_be_taken_out",
     "a_refused_set_fails_and_gives_its_room_back",

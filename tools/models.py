@@ -22,7 +22,7 @@ KINDS = ("loom", "shuttle")
 # Tests of a build for models that are models.
 _MODELS = (
     "models::",
-    "connector::gate::tests::",
+    "connector::tests::",
     "index::file::changes::tests::models::",
     "index::memory::map::tests::readers::",
     "reactor::health::tests::models_",
