@@ -133,7 +133,8 @@ class Client:
 
     def wait_codes(self, future_ids: Iterable[int]) -> dict[int, str | None]:
         """Wait for batches that are all there is under way, and return their failure codes."""
-        left, codes = set(future_ids), {}
+        left = set(future_ids)
+        codes: dict[int, str | None] = {}
         while left:
             self.wait_readable()
             for future_id, code, error, _ in self.connector.drain_coded_completions():
