@@ -51,7 +51,7 @@ impl<T: Ord> BackgroundSignal<T> {
         }
     }
 
-    /// BackgroundSignal the thread to end. What it has not begun is not done.
+    /// Orders the thread to end. What it has not begun is not done.
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         (state.ends, state.order) = (true, None);
