@@ -8,9 +8,9 @@ use crate::config::Durability;
 
 const LENGTH: usize = 8192;
 
-/// A load of a key that is being written waits for the SET, which waits for the loads of other reactors.
+/// A load of a key that is being written is a miss or a hit, and the SET waits for the loads of other reactors.
 #[test]
-fn loads_and_the_sets_that_they_wait_for_end() {
+fn sets_that_wait_for_loads_end() {
     explore(|| {
         let store = Store::open(2);
         assert!(store.wait_for(store.set("a", &memory(LENGTH, 1))));
@@ -64,7 +64,7 @@ fn groups_that_wait_for_each_other_end() {
     });
 }
 
-/// What one reactor has not taken up is taken up by another, and a SET among it that a load waits for goes first.
+/// What one reactor has not taken up is taken up by another.
 #[test]
 fn what_is_pending_is_taken_up_once() {
     explore(|| {

@@ -1,5 +1,5 @@
 //! Modules of the core know only those before them in the list of src/lib.rs, and files inside a module do not know each
-//! other in circles. Both are read from the paths in the source; what tests use does not count. No file is too long to read.
+//! other in circles. Both are read from the paths in the source; what tests use does not count. No file is too long to read, and none is dead.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails with the place and the reason")]
 
@@ -221,26 +221,43 @@ fn no_files_know_each_other_in_a_circle() {
     assert!(circles.is_empty(), "these files know each other:\n{}", circles.join("\n"));
 }
 
+/// The compiler passes by a file that no other one declares, and so do all tests.
+#[test]
+fn every_file_is_declared() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    add_files(&root, &mut files);
+    let code: String = files.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let declared: BTreeSet<&str> =
+        code.lines().filter_map(|line| line.split("mod ").nth(1)?.strip_suffix(';')).collect();
+    files.retain(|path| {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        !["lib", "mod"].contains(&stem) && !declared.contains(stem)
+    });
+    assert!(files.is_empty(), "{files:#?}");
+}
+
 const MOST_LINES: usize = 400;
 
 #[test]
 fn no_file_is_longer_than_400_lines() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut longer = Vec::new();
+    let mut files = Vec::new();
     for folder in ["src", "connector_py", "tests", "tools", "benches", "examples", "loadgen"] {
-        add_longer(&root.join(folder), &mut longer);
+        add_files(&root.join(folder), &mut files);
     }
-    assert!(longer.is_empty(), "{longer:#?}");
+    files.retain(|path| std::fs::read_to_string(path).unwrap().lines().count() > MOST_LINES);
+    assert!(files.is_empty(), "{files:#?}");
 }
 
-fn add_longer(folder: &Path, longer: &mut Vec<PathBuf>) {
+fn add_files(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in folder.read_dir().unwrap() {
         let path = entry.unwrap().path();
         let is_code = path.extension().is_some_and(|kind| kind == "rs" || kind == "py");
         if path.is_dir() {
-            add_longer(&path, longer);
-        } else if is_code && std::fs::read_to_string(&path).unwrap().lines().count() > MOST_LINES {
-            longer.push(path);
+            add_files(&path, files);
+        } else if is_code {
+            files.push(path);
         }
     }
 }

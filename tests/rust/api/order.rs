@@ -1,4 +1,4 @@
-//! Order per key while several operations on it are in flight, and what a load waits for then.
+//! Order per key while several operations on it are in flight, and what a load finds then.
 
 use std::path::Path;
 use std::time::Duration;
