@@ -136,6 +136,12 @@ fn start(
         operation: "starting",
         source: std::io::Error::other("the reactor's thread ended at once"),
     };
-    let depth = started.recv().map_err(at_once)??;
-    Ok(((thread, ending), depth))
+    match started.recv().map_err(at_once).and_then(|started| started) {
+        Ok(depth) => Ok(((thread, ending), depth)),
+        Err(error) => {
+            // A refused open holds nothing any more when it returns.
+            drop(thread.join());
+            Err(error.into())
+        }
+    }
 }
