@@ -18,7 +18,7 @@ _FILTERS = (
     *("engine::requests", "reactor::piece", "batch::responder", "segmented_vec"),
     *("reactor::io_error_policy", "sequencer", "key::tests", "space_account", "evict::leases"),
     *("file::slots", "store::runs", "store::allocator", "format", "backlog"),
-    *("shard::lookup", "shard::ghosts", "shard::entries", "evict::lists", "evict::extent_map"),
+    *("shard::lookup", "shard::ghosts", "shard::entries", "evict::lists"),
     *("evict::namespaces", "evict::neighbours", "schedule"),
 )
 # They ask the system, take minutes as interpreted, or leak what the kernel still has.

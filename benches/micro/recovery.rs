@@ -36,7 +36,7 @@ fn record(number: u64, first_block: u32) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     let mut put = |at: usize, bytes: &[u8]| record[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &(1_700_000_000_000 + number * 7_919 % 1_000_000_007).to_le_bytes());
-    put(12, &[1, 2]);
+    put(12, &[1, 1]);
     put(14, &(key.len() as u16).to_le_bytes());
     put(16, &Digest::of(&key).to_string().as_bytes().chunks(2).map(hex).collect::<Vec<u8>>());
     put(32, &(number + 1).to_le_bytes());

@@ -6,9 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::extent_map::ExtentMap;
 use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
-use super::neighbours::{Victim, victim};
+use super::neighbours::{ExtentMap, Victim, victim};
 use super::pool::{ChunkPool, PoolId, coldest, coldest_with};
 use super::quotas::Quotas;
 use super::{ChunkNode, ChunkRef, NodeId, Nodes};
@@ -61,7 +60,7 @@ impl EvictionIndex {
     ) -> (NodeId, NamespaceId) {
         let namespace = self.namespaces.id_of(namespace);
         let id = self.add(chunk, extent, namespace, 0);
-        self.extents.insert(&self.nodes, id);
+        self.extents.insert(extent.start(), id);
         let (pool, nodes) = self.pool_with(id);
         pool.policy.insert(nodes, id, returns);
         (id, namespace)
@@ -72,14 +71,14 @@ impl EvictionIndex {
         self.namespaces.id_of(namespace)
     }
 
-    /// Puts the chunks that were restored in order: those that were used first come first. `by_extent` has them in that of their extents.
+    /// Puts the chunks that were restored in order: those that were used first come first.
     pub(crate) fn order_restored(
         &mut self,
         by_use: impl Iterator<Item = NodeId> + Clone,
-        by_extent: impl Iterator<Item = (NodeId, Extent)>,
+        extents: impl Iterator<Item = (NodeId, Extent)>,
     ) {
         self.namespaces.drop_all_unused();
-        self.extents = ExtentMap::of_sorted(by_extent);
+        self.extents = extents.map(|(id, extent)| (extent.start(), id)).collect();
         let mut soon = by_use.clone().skip(PREFETCHED);
         for id in by_use {
             soon.next().into_iter().for_each(|soon| self.nodes.prefetch(soon));
@@ -114,8 +113,9 @@ impl EvictionIndex {
     pub(crate) fn leave(&mut self, id: NodeId, namespace: NamespaceId) {
         let (pool, nodes) = self.pool_with(id);
         pool.remove(nodes, id);
-        self.extents.remove(&self.nodes, id);
         let node = self.nodes.remove(id);
+        let removed = self.extents.remove(&node.extent.start());
+        debug_assert_eq!(removed, Some(id), "two chunks had one extent");
         self.pools[usize::from(node.pool)].discount_chunk(node.extent.blocks);
         let usage = self.namespaces.usage_mut(namespace);
         usage.keys -= 1;
@@ -183,7 +183,7 @@ impl EvictionIndex {
 
     /// Bytes of all quotas that are taken for chunks being written.
     pub(crate) fn reserved_bytes(&self) -> u64 {
-        let stored = self.extents.iter().map(|id| u64::from(self.nodes[id].extent.blocks));
+        let stored = self.extents.values().map(|id| u64::from(self.nodes[*id].extent.blocks));
         let taken = self.pools.iter().map(|pool| pool.blocks);
         (taken.sum::<u64>() - stored.sum::<u64>()) * BLOCK_BYTES
     }
@@ -254,7 +254,7 @@ impl EvictionIndex {
             }
             let node = &nodes[*id];
             if (node.chunk(), node.extent) != (*chunk, *extent)
-                || extents.at(nodes, extent.start()) != Some(*id)
+                || extents.get(&extent.start()) != Some(id)
             {
                 problems.push(format!("{chunk:?} at {extent:?} is known as something else"));
             }

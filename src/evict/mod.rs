@@ -3,7 +3,6 @@
 //! Policies are pure data structures, without I/O, clock or locks. They know a chunk by the number that [`Nodes`] gave it.
 
 mod eviction_index;
-mod extent_map;
 mod leases;
 mod lfu;
 mod lists;

@@ -1,11 +1,14 @@
 //! Which neighbours to evict so that there is room for a long chunk.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::extent_map::ExtentMap;
 use super::{ChunkRef, NodeId, Nodes};
 use crate::base::block::Extent;
 use crate::store::FreeSpace;
+
+/// The stored chunks by where their extents begin.
+pub(super) type ExtentMap = BTreeMap<(u32, u32), NodeId>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
@@ -84,7 +87,7 @@ impl Search<'_> {
             let (file, block) = scan.end;
             // Free blocks before the first chunk are counted when that comes.
             let free = if scan.run.is_empty() { 0 } else { self.free.free_from(file, block) };
-            let next = self.extents.at(self.nodes, scan.end);
+            let next = self.extents.get(&scan.end).copied();
             let next = next.filter(|id| !self.is_obstacle(*id));
             if free > 0 {
                 scan.blocks += u64::from(free);
@@ -109,7 +112,7 @@ impl Search<'_> {
     fn go_past_obstacle(&self, scan: &mut Scan) -> bool {
         (scan.blocks, scan.run) = (0, Vec::new());
         let behind = |start: (u32, u32)| {
-            let id = self.extents.first_from(self.nodes, start)?;
+            let (_, &id) = self.extents.range(start..).next()?;
             let Extent { file, first_block, blocks } = self.nodes[id].extent;
             Some((file, first_block + if self.is_obstacle(id) { blocks } else { 0 }))
         };
@@ -176,7 +179,7 @@ impl Search<'_> {
             } else {
                 let neighbour = match before {
                     true => self.ending_at(file, block),
-                    false => self.extents.at(self.nodes, (file, block)),
+                    false => self.extents.get(&(file, block)).copied(),
                 };
                 match neighbour.filter(|id| !self.is_obstacle(*id)) {
                     Some(id) => self.segment(id),
@@ -198,7 +201,7 @@ impl Search<'_> {
     }
 
     fn ending_at(&self, file: u32, block: u32) -> Option<NodeId> {
-        let id = self.extents.last_before(self.nodes, (file, block))?;
+        let (_, &id) = self.extents.range(..(file, block)).next_back()?;
         let extent = self.nodes[id].extent;
         (extent.file == file && extent.end_block() == u64::from(block)).then_some(id)
     }

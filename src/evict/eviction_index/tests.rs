@@ -130,17 +130,17 @@ fn a_check_tells_what_does_not_fit() {
         let extent = |first_block| Extent { file: 0, first_block, blocks: 1 };
         let chunks: HashMap<NodeId, (ChunkRef, Extent, NamespaceId)> = eviction_index
             .extents
-            .iter()
+            .values()
             .zip(0..)
-            .map(|(id, number)| (id, (chunk(number), extent(number), 0)))
+            .map(|(&id, number)| (id, (chunk(number), extent(number), 0)))
             .collect();
-        let last = eviction_index.extents.last_before(&eviction_index.nodes, (1, 0)).unwrap();
+        let last = *eviction_index.extents.values().next_back().unwrap();
         spoil(&mut eviction_index, last);
         eviction_index.check(&chunks, &HashMap::new()).join("; ")
     };
     let told = [
         what_differs(|_, _| ()),
-        what_differs(|all, id| all.extents.remove(&all.nodes, id)),
+        what_differs(|all, _| _ = all.extents.pop_last()),
         what_differs(|all, _| {
             _ = all.nodes.insert(ChunkNode::new(
                 ChunkRef { shard: 0, entry: 9 },

@@ -40,7 +40,7 @@ impl Layout {
         let mut chunks = Vec::new();
         while let Some(extent) = layout.allocator.allocate(1) {
             let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-            layout.extents.insert(&layout.nodes, id);
+            layout.extents.insert(extent.start(), id);
             chunks.push(id);
         }
         (layout, chunks)
@@ -56,7 +56,7 @@ impl Layout {
                 layout.free(layout.held[which.index(layout.held.len())]);
             } else if let Some(extent) = layout.allocator.allocate(blocks % 24 + 1) {
                 let id = layout.nodes.insert(ChunkNode::new(CHUNK, extent, 0, 0));
-                layout.extents.insert(&layout.nodes, id);
+                layout.extents.insert(extent.start(), id);
                 layout.held.push(id);
                 layout.rank.push((id, *rank));
             }
@@ -67,8 +67,8 @@ impl Layout {
     fn free(&mut self, id: NodeId) {
         self.held.retain(|other| *other != id);
         self.rank.retain(|(other, _)| *other != id);
-        self.extents.remove(&self.nodes, id);
         let node = self.nodes.remove(id);
+        self.extents.remove(&node.extent.start());
         self.allocator.free(node.extent);
     }
 

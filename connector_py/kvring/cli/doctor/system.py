@@ -83,7 +83,7 @@ def _memory_limit() -> Iterator[Finding]:
     memory_bytes = min(limits)
     what = f"{size_text(memory_bytes)} {whose}"
     if memory_bytes < _LITTLE_MEMORY_BYTES:
-        remedy = "raise the limit: the index takes about 120 bytes of memory for each chunk"
+        remedy = "raise the limit: the index takes about 145 bytes of memory for each chunk"
         yield Finding(Level.WARNING, "memory", what, remedy)
     else:
         yield Finding(Level.OK, "memory", what)
