@@ -6,10 +6,14 @@ use blake2::Blake2b;
 use blake2::digest::Digest as _;
 use blake2::digest::consts::U16;
 
+use crate::base::buffer::{ANY_VARIANT, Variant};
+
 mod syntax;
 
 pub(crate) use syntax::Namespace;
-pub use syntax::{Identity, ObjectKey, engine_namespace, part_key, rank_prefix, salt_of};
+pub use syntax::{
+    Identity, ObjectKey, engine_namespace, is_of_model, part_key, rank_prefix, salt_of,
+};
 
 /// Longest key accepted, in bytes of UTF-8.
 pub const MAX_KEY_BYTES: usize = 4096;
@@ -57,12 +61,29 @@ impl fmt::Display for Digest {
 pub(crate) struct Hashed<'key> {
     pub(crate) key: &'key str,
     pub(crate) digest: Digest,
+    /// Which chunk is asked for; any if there is none.
+    pub(crate) variant: Option<AskedVariant>,
+}
+
+/// The chunks that are an answer to who asks for one of a variant.
+#[derive(Clone, Copy)]
+pub(crate) struct AskedVariant([Variant; 2]);
+
+impl AskedVariant {
+    /// Variants are stored with their epoch.
+    pub(crate) fn new(variant: Variant, epoch: Variant) -> Self {
+        Self([variant ^ epoch, ANY_VARIANT ^ epoch])
+    }
+
+    pub(crate) fn is_met_by(self, stored: Variant) -> bool {
+        self.0.contains(&stored)
+    }
 }
 
 impl<'key> Hashed<'key> {
     pub(crate) fn of(key: &'key (impl AsRef<str> + ?Sized)) -> Self {
         let key = key.as_ref();
-        Self { key, digest: Digest::of(key) }
+        Self { key, digest: Digest::of(key), variant: None }
     }
 }
 

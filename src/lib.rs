@@ -58,7 +58,7 @@ mod store;
 pub mod testing;
 
 pub use base::block::BLOCK_BYTES;
-pub use base::buffer::{AlignedBlock, CallerBuffer};
+pub use base::buffer::{ANY_VARIANT, AlignedBlock, CallerBuffer, Variant};
 pub use base::checksum::checksum_with_key;
 pub use batch::completion_queue::{Completion, FailureCode, KeepAlive};
 pub use config::{
@@ -79,7 +79,8 @@ pub use index::{
     StoreFacts, StoredChunk, StoredChunks, list_chunks,
 };
 pub use key::{
-    Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, part_key, rank_prefix, salt_of,
+    Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, is_of_model, part_key, rank_prefix,
+    salt_of,
 };
 pub use stats::{LatencyHistogram, PathStats, Stats};
 pub use store::Geometry;

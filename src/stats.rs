@@ -76,6 +76,7 @@ counters! {
     set_not_admitted,
     set_over_write_budget,
     hash_collision,
+    other_variant,
     transfers,
     transfers_resumed,
     transfers_slow,

@@ -73,6 +73,8 @@ _FailureCode: TypeAlias = Literal[
     "abandoned",
 ]
 
+# Of a chunk whose owner vouches that it is what anybody asks for under its key.
+ANY_VARIANT: Final[int]
 FAILURE_CODES: Final[tuple[_FailureCode, ...]]
 """Kinds of failures of a batch; docs/operations.md says what each means."""
 
@@ -156,6 +158,9 @@ def part_key(prefix: str, part: int, key: str) -> str:
 
 def qualified(identity: str | None, text: str) -> str:
     """Return a key, or a namespace, of an identity as it is stored; `text` without an identity."""
+
+def is_of_model(namespace: str, model: str) -> bool:
+    """Say whether a namespace is of a model, whatever its identity, its salt, or the engine."""
 
 def salt_of(namespace: str) -> str:
     """Return the cache salt of a namespace, or ""."""
@@ -261,7 +266,13 @@ class Connector:
     def event_fd(self) -> int:
         """Return the descriptor that is readable while completions wait."""
 
-    def submit_batch_set(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
+    def submit_batch_set(
+        self,
+        keys: list[str],
+        memoryviews: Sequence[_Memory],
+        *,
+        variants: Sequence[int] | None = None,
+    ) -> int:
         """Store chunks; return the future id.
 
         A key stored with the very same bytes is not written again; with other bytes it is
@@ -394,6 +405,16 @@ class Connector:
         Raises:
             ClosedError: close() was called.
             SubmitError: A key is too long or no str of valid Unicode.
+        """
+
+    def set_epoch(self, name: str) -> None:
+        """Begin an epoch of weights that change under one model name.
+
+        What was stored in another epoch is missed from now on, and found again when that returns. A
+        store is opened in the epoch "".
+
+        Args:
+            name: Any text, for instance the step of the training.
         """
 
     def pin(self, keys: list[str]) -> list[bool]:
@@ -566,14 +587,24 @@ class ObjectTasks(KeyWatch):
     def event_fds(self) -> tuple[int, int, int]:
         """Return the descriptors to poll for stores, lookups and loads."""
 
-    def submit_store(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        """Store memory objects, in their logical lengths; return the task."""
+    def submit_store(
+        self, keys: Sequence[Any], objects: Sequence[Any], variants: Sequence[int] | None = None
+    ) -> int:
+        """Store memory objects, in their logical lengths; return the task.
+
+        `variants` are 32-bit fingerprints of what the bytes mean beyond their keys.
+        """
 
     def pop_stores(self) -> list[tuple[int, _FailureCode | None, str, int]]:
         """Take what became of stores: task, code (None if all succeeded), error, bytes stored."""
 
-    def submit_lookup(self, keys: Sequence[Any]) -> int:
-        """Look keys up, lease and lock those that are stored; return the task, which is done."""
+    def submit_lookup(
+        self, keys: Sequence[Any], variants: Sequence[int | None] | None = None
+    ) -> int:
+        """Look keys up, lease and lock those that are stored; return the task, which is done.
+
+        A chunk of another variant is a miss; one of None is any.
+        """
 
     def query_lookup(self, task: int) -> Any:
         """Take the bitmap of a lookup; None if there is no such result."""
@@ -581,8 +612,10 @@ class ObjectTasks(KeyWatch):
     def unlock(self, keys: Sequence[Any]) -> None:
         """Give locks of lookups back. After 600 s they count no more."""
 
-    def submit_load(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
-        """Load into memory objects; return the task."""
+    def submit_load(
+        self, keys: Sequence[Any], objects: Sequence[Any], variants: Sequence[int] | None = None
+    ) -> int:
+        """Load into memory objects what has their variants; return the task."""
 
     def query_load(self, task: int) -> Any:
         """Take the bitmap of a load; None as long as it is under way."""
@@ -797,8 +830,8 @@ class StoredChunks:
 
         Returns:
             `key`, `namespace`, `length_bytes`, `created_ms` and `last_used_ms` (Unix time in
-            milliseconds), `uses` (loads, up to 65,535), `file` (from the store's directory on) and
-            `offset_bytes` (where in it the chunk starts).
+            milliseconds), `uses` (loads, up to 65,535), `file` (from the store's directory on),
+            `offset_bytes` (where in it the chunk starts) and `variant` (of `submit_batch_set`).
 
         Raises:
             OSError: The index cannot be read.

@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use kvring::{CallerBuffer, KeepAlive};
+use kvring::{CallerBuffer, KeepAlive, Variant};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -18,6 +18,21 @@ pub(crate) enum Use {
     Read,
     /// The memory is filled, by a GET.
     Fill,
+}
+
+/// The spans with the variants of their chunks, one for each; none where callers name none.
+pub(crate) fn with_variants(
+    spans: Vec<CallerBuffer>,
+    variants: Option<Vec<Variant>>,
+) -> PyResult<Vec<CallerBuffer>> {
+    let Some(variants) = variants else { return Ok(spans) };
+    if variants.len() != spans.len() {
+        let (variants, spans) = (variants.len(), spans.len());
+        let message = format!("{variants} variants with {spans} chunks; each chunk has one");
+        return Err(SubmitError::new_err(message));
+    }
+    let pairs = spans.into_iter().zip(variants);
+    Ok(pairs.map(|(span, variant)| span.of_variant(variant)).collect())
 }
 
 /// One export of an object's memory as plain contiguous bytes. The exporter keeps the memory where it is until the

@@ -3,11 +3,11 @@
 use std::mem;
 use std::time::Duration;
 
-use kvring::{Completion, OpenError};
+use kvring::{Completion, OpenError, Variant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffers::{Use, export_all};
+use crate::buffers::{Use, export_all, with_variants};
 use crate::dicts::dict_of;
 use crate::errors::{ConfigError, code_of, from_open, from_submit};
 use crate::keys::Keys;
@@ -67,13 +67,16 @@ impl Connector {
     }
 
     /// Store chunks. Returns the future id of the batch.
+    #[pyo3(signature = (keys, memoryviews, *, variants = None))]
     fn submit_batch_set(
         &self,
         py: Python<'_>,
         keys: Keys,
         memoryviews: &Bound<'_, PyAny>,
+        variants: Option<Vec<Variant>>,
     ) -> PyResult<u64> {
         let (keep_alive, spans) = export_all(memoryviews, Use::Read)?;
+        let spans = with_variants(spans, variants)?;
         py.detach(|| self.core.submit_set(&keys.0, &spans, keep_alive)).map_err(from_submit)
     }
 
@@ -171,6 +174,11 @@ impl Connector {
     /// Ask how many leading keys are stored. Returns the future id of the batch.
     fn submit_batch_prefix(&self, py: Python<'_>, keys: Keys) -> PyResult<u64> {
         py.detach(|| self.core.submit_prefix(&keys.0)).map_err(from_submit)
+    }
+
+    /// Begin an epoch: what was stored in others is missed.
+    fn set_epoch(&self, name: &str) {
+        self.core.set_epoch(name);
     }
 
     /// Pin those of the keys that are stored.

@@ -87,6 +87,12 @@ pub(crate) fn salt_of(namespace: &str) -> &str {
     kvring::salt_of(namespace)
 }
 
+/// Whether a namespace is of a model.
+#[pyfunction]
+pub(crate) fn is_of_model(namespace: &str, model: &str) -> bool {
+    kvring::is_of_model(namespace, model)
+}
+
 /// Each of a sequence of object keys as a string.
 pub(crate) fn rendered(keys: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     let py = keys.py();

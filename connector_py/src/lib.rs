@@ -57,7 +57,7 @@ mod _native {
     use super::key_watch::KeyWatch;
     #[pymodule_export]
     use super::keys::{
-        engine_namespace, object_key_text, part_key, qualified, rank_prefix, salt_of,
+        engine_namespace, is_of_model, object_key_text, part_key, qualified, rank_prefix, salt_of,
     };
     #[pymodule_export]
     use super::listing::StoredChunks;
@@ -77,6 +77,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         logging::install();
         let codes = kvring::FailureCode::ALL.map(kvring::FailureCode::name);
+        module.add("ANY_VARIANT", kvring::ANY_VARIANT)?;
         module.add("FAILURE_CODES", PyTuple::new(module.py(), codes)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -88,7 +88,7 @@ impl StoredChunks {
         self.last = self.chunks.next().transpose().map_err(from_open)?;
         let Some(chunk) = &self.last else { return Ok(None) };
         let all = dict_of!(py, chunk:
-            key namespace length_bytes created_ms last_used_ms uses offset_bytes);
+            key namespace length_bytes created_ms last_used_ms uses offset_bytes variant);
         all.set_item("file", chunk.file.to_string_lossy())?;
         Ok(Some(all))
     }

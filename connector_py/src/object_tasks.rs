@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvring::{CallerBuffer, Completion, KeepAlive, ObjectKey};
+use kvring::{CallerBuffer, Completion, KeepAlive, ObjectKey, Variant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::buffers::{Use, export_all};
+use crate::buffers::{Use, export_all, with_variants};
 use crate::completed_tasks::CompletedTasks;
 use crate::connector::Connector;
 use crate::errors::{SubmitError, code_of, from_io, from_submit};
@@ -76,15 +76,18 @@ impl ObjectTasks {
         (core.set_event_fd(), self.lookup_event.as_raw_fd(), core.event_fd())
     }
 
-    /// Store memory objects; return the task.
+    /// Store memory objects of these variants; return the task.
+    #[pyo3(signature = (keys, objects, variants = None))]
     fn submit_store(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         objects: &Bound<'_, PyAny>,
+        variants: Option<Vec<Variant>>,
     ) -> PyResult<u64> {
         let keys = rendered(keys)?;
         let (held, spans) = memory_of(objects, Use::Read)?;
+        let spans = with_variants(spans, variants)?;
         py.detach(|| self.core().submit_set(&keys, &spans, Box::new(held))).map_err(from_submit)
     }
 
@@ -103,13 +106,20 @@ impl ObjectTasks {
         Ok(completions.iter().map(outcome).collect())
     }
 
-    /// Look keys up and lock those that are stored; return the task.
-    fn submit_lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
+    /// Look keys up and lock those that are stored in these variants; return the task.
+    #[pyo3(signature = (keys, variants = None))]
+    fn submit_lookup(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        variants: Option<Vec<Option<Variant>>>,
+    ) -> PyResult<u64> {
         let keys = rendered(keys)?;
+        let variants = variants.unwrap_or_default();
         let looked_up = py.detach(|| {
             // Before they are looked up: a delete that sees no lock has removed the key by then.
             locked(&self.locks).lock(keys.iter().cloned(), Instant::now());
-            let stored = self.core().exists(&keys);
+            let stored = self.core().exists_as(&keys, &variants);
             let is_hit = |number: usize| stored.as_ref().is_ok_and(|stored| stored[number]);
             let misses = keys.iter().enumerate().filter(|(number, _)| !is_hit(*number));
             locked(&self.locks).unlock(misses.map(|(_, key)| key));
@@ -136,15 +146,18 @@ impl ObjectTasks {
         Ok(())
     }
 
-    /// Load into memory objects; return the task.
+    /// Load into memory objects what is of these variants; return the task.
+    #[pyo3(signature = (keys, objects, variants = None))]
     fn submit_load(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         objects: &Bound<'_, PyAny>,
+        variants: Option<Vec<Variant>>,
     ) -> PyResult<u64> {
         let keys = rendered(keys)?;
         let (held, spans) = memory_of(objects, Use::Fill)?;
+        let spans = with_variants(spans, variants)?;
         py.detach(|| self.core().submit_get(&keys, &spans, Box::new(held))).map_err(from_submit)
     }
 

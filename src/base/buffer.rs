@@ -10,11 +10,19 @@ use memmap2::{Advice, MmapMut, MmapOptions};
 
 use crate::base::block::BLOCK_BYTES;
 
+/// Fingerprint of all that decides what the bytes of a chunk mean and its key does not say: dtype, shape, weights, epoch. A chunk is
+/// found by those who ask for the one that it was stored with. 0 if its owner names none.
+pub type Variant = u32;
+
+/// Of a chunk whose owner vouches that it is what anybody asks for under its key, as far as their epoch is its own.
+pub const ANY_VARIANT: Variant = Variant::MAX;
+
 /// A span of the caller's memory: what a SET reads and a GET fills.
 #[derive(Clone, Copy, Debug)]
 pub struct CallerBuffer {
     pointer: NonNull<u8>,
     length_bytes: usize,
+    variant: Variant,
 }
 
 // SAFETY: a CallerBuffer is an address and a length; whoever made it vouched (see `new`) that the span may be used from
@@ -35,7 +43,19 @@ impl CallerBuffer {
     /// transfers go to the pages that were there at registration.
     pub unsafe fn new(pointer: *mut u8, length_bytes: usize) -> Self {
         // An empty exporter may hand out a null pointer; nothing is ever read through a span of length 0.
-        Self { pointer: NonNull::new(pointer).unwrap_or(NonNull::dangling()), length_bytes }
+        let pointer = NonNull::new(pointer).unwrap_or(NonNull::dangling());
+        Self { pointer, length_bytes, variant: 0 }
+    }
+
+    /// The same span, for a chunk of this variant.
+    #[must_use]
+    pub fn of_variant(self, variant: Variant) -> Self {
+        Self { variant, ..self }
+    }
+
+    /// Of the chunk that it has, or is to have.
+    pub fn variant(self) -> Variant {
+        self.variant
     }
 
     /// Where it starts.
@@ -59,7 +79,7 @@ impl CallerBuffer {
     pub(crate) fn part(self, offset: usize, length_bytes: usize) -> Self {
         assert!(offset + length_bytes <= self.length_bytes);
         // SAFETY: inside the span (asserted), which is one allocation by the contract of `new`.
-        Self { pointer: unsafe { self.pointer.add(offset) }, length_bytes }
+        Self { pointer: unsafe { self.pointer.add(offset) }, length_bytes, ..self }
     }
 
     /// Whether its address is a multiple of `alignment` bytes.

@@ -10,6 +10,7 @@ use super::writes::RoomOf;
 use super::{Cache, SetRequest};
 use crate::base::checksum::{crc64, placed};
 use crate::error::StoreError;
+use crate::index::StoredContent;
 
 /// The right to write a key. SETs of the same key that come later wait behind it in the index.
 pub(crate) struct Claim {
@@ -139,7 +140,10 @@ impl Claim {
         let request = &self.request;
         let length = request.buffer.length_bytes();
         let stored = cache.index.stored(request.digest);
-        let Some(stored) = stored.filter(|stored| stored.length_bytes == length as u64) else {
+        let is_alike = |stored: &StoredContent| {
+            stored.length_bytes == length as u64 && stored.variant == request.variant
+        };
+        let Some(stored) = stored.filter(is_alike) else {
             return Some(Comparison::Different);
         };
         // What is unverified, or cannot be read, is written anew, if that is admitted.

@@ -37,7 +37,7 @@ pub(crate) use write::{RecordedWrite, SupersedingWrite, WriteHandle};
 pub(crate) use writes::RoomOf;
 
 use crate::base::block::Extent;
-use crate::base::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::buffer::{CallerBuffer, SourceBuffer, Variant};
 use crate::base::log_limit::LogLimit;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crate::base::sync::{Mutex, SegQueue};
@@ -45,7 +45,7 @@ use crate::batch::backlog::QueueShare;
 use crate::batch::responder::Responder;
 use crate::config::Config;
 use crate::engine::Waker;
-use crate::index::{Index, Purged};
+use crate::index::{Index, Lookups, Purged};
 use crate::key::{Digest, Hashed};
 use crate::lock::OpenStore;
 use crate::stats::Counters;
@@ -66,6 +66,7 @@ pub(crate) struct SetRequest {
     pub(crate) key: Arc<str>,
     /// Fingerprint of the key's namespace.
     pub(crate) namespace: u64,
+    pub(crate) variant: Variant,
     pub(crate) submitted: Instant,
     /// Its batch's share of the SETs that are not answered yet.
     pub(crate) share: Arc<QueueShare>,
@@ -165,16 +166,34 @@ impl Cache {
     ) -> Vec<bool> {
         self.note_usable();
         let now_ms = self.config.clock.now_ms();
-        let (stored, refused) = match (can_be_loaded, stops_at_miss) {
-            (true, _) => self.index.contains_each(keys, stops_at_miss, now_ms),
-            (false, true) => (keys.take(1).map(|_| false).collect(), 0),
-            (false, false) => (keys.map(|_| false).collect(), 0),
-        };
+        let Lookups { stored, leases_refused, other_variants } =
+            match (can_be_loaded, stops_at_miss) {
+                (true, _) => self.index.contains_each(keys, stops_at_miss, now_ms),
+                (false, true) => Lookups::misses(keys.take(1).count()),
+                (false, false) => Lookups::misses(keys.count()),
+            };
+        self.note_other_variants(other_variants);
         let hits = stored.iter().filter(|stored| **stored).count();
-        self.counters.leases_refused.add(refused);
+        self.counters.leases_refused.add(leases_refused);
         self.counters.exists_hits.add(hits as u64);
         self.counters.exists_misses.add((stored.len() - hits) as u64);
         stored
+    }
+
+    /// Counts keys that were asked for and are stored in another variant.
+    pub(crate) fn note_other_variants(&self, keys: u64) {
+        if keys == 0 {
+            return;
+        }
+        self.counters.other_variant.add(keys);
+        let path = self.config.path();
+        self.log_limits.other_variants.log(path, keys, || {
+            format!(
+                "{}: a chunk is stored under its key with another dtype, shape, weights or epoch than is asked for: it is a miss, and \
+                 replaced by the next store",
+                path.display()
+            )
+        });
     }
 
     /// Bounds of leases and pins follow what chunks can really have.
@@ -267,6 +286,7 @@ pub(crate) struct LogLimits {
     pub(super) index_full: LogLimit,
     /// All chunks of a model are equally long.
     pub(crate) too_long: LogLimit,
+    other_variants: LogLimit,
 }
 
 impl Default for LogLimits {
@@ -283,14 +303,17 @@ impl Default for LogLimits {
             flushes: LogLimit::new(Error, "flushes failed"),
             index_full: LogLimit::of_lasting("chunks went for the records of others"),
             too_long: LogLimit::of_lasting("chunks were too long to be stored"),
+            other_variants: LogLimit::of_lasting(
+                "chunks were stored with another dtype, shape, weights or epoch than was asked for",
+            ),
         }
     }
 }
 
 impl LogLimits {
-    pub(super) fn all(&self) -> [&LogLimit; 8] {
-        let Self { reads, mismatches, writes, retries, syncs, flushes, index_full, too_long } =
-            self;
-        [reads, mismatches, writes, retries, syncs, flushes, index_full, too_long]
+    pub(super) fn all(&self) -> [&LogLimit; 9] {
+        let Self { reads, mismatches, writes, retries, syncs, flushes, .. } = self;
+        let Self { index_full, too_long, other_variants, .. } = self;
+        [reads, mismatches, writes, retries, syncs, flushes, index_full, too_long, other_variants]
     }
 }

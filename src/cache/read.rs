@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::Cache;
-use crate::index::{ChunkVersion, Pin};
-use crate::key::Digest;
+use crate::index::{ChunkVersion, Pin, PinRefusal};
+use crate::key::Hashed;
 
 /// A reader's hold on a stored chunk. Dropped, it lets go of the chunk; the last reader of one that is gone gives its extent back.
 pub(crate) struct ReadHandle {
@@ -15,16 +15,21 @@ pub(crate) struct ReadHandle {
 }
 
 impl Cache {
-    /// GET: opens the chunk of `key` if it is stored in exactly this length.
+    /// GET: opens the chunk that is asked for if it is stored in exactly this length.
     pub(crate) fn open(
         self: &Arc<Self>,
-        digest: Digest,
-        key: &str,
+        asked: Hashed<'_>,
         length_bytes: u64,
         now_ms: u64,
     ) -> Option<ReadHandle> {
-        let pin = self.index.pin_stored(digest, key, length_bytes, now_ms)?;
-        Some(ReadHandle::new(self, pin))
+        match self.index.pin_stored(asked, length_bytes, now_ms) {
+            Ok(pin) => Some(ReadHandle::new(self, pin)),
+            Err(PinRefusal::OtherVariant) => {
+                self.note_other_variants(1);
+                None
+            }
+            Err(PinRefusal::Missing) => None,
+        }
     }
 
     /// Opens a chunk to verify it, if it is still the one that was suspected.

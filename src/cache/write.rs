@@ -103,6 +103,7 @@ impl WriteHandle {
             length_bytes: request.buffer.length_bytes() as u64,
             generation: self.cache.index.next_generation(),
             checksum: self.cache.config.checksum.is_on().then_some(checksum),
+            variant: request.variant,
             created_ms: self.cache.config.clock.now_ms(),
         }
     }

@@ -36,7 +36,7 @@ impl Connector {
     /// The answers up to the first key that is not stored, at least.
     fn stored_prefix<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
         let live = self.volumes.live_set();
-        let hashed = keys.iter().map(Hashed::of);
+        let hashed = self.asked_for(keys, &[]);
         match self.volumes.only() {
             Some(volume) => volume.contains_each(hashed, true),
             None => {
@@ -56,14 +56,18 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
-        Ok(self.volumes.ask_each(keys, |volume, keys| volume.pin_keys(keys, now_ms)))
+        Ok(self
+            .volumes
+            .ask_each(keys.iter().map(Hashed::of), |volume, keys| volume.pin_keys(keys, now_ms)))
     }
 
     /// Unpins keys. Says of each key whether it was pinned.
     pub fn unpin<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
-        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().unpin_keys(keys)))
+        Ok(self
+            .volumes
+            .ask_each(keys.iter().map(Hashed::of), |volume, keys| volume.index().unpin_keys(keys)))
     }
 
     /// Says of each of `keys` whether it is stored now. Unlike EXISTS it leases nothing and counts no lookup.
@@ -71,7 +75,9 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
-        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().holds_keys(keys, now_ms)))
+        Ok(self.volumes.ask_each(keys.iter().map(Hashed::of), |volume, keys| {
+            volume.index().holds_keys(keys, now_ms)
+        }))
     }
 
     /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
@@ -80,7 +86,9 @@ impl Connector {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
         let now_ms = self.config.clock.now_ms();
-        Ok(self.volumes.ask_each(keys, |volume, keys| volume.index().touch_keys(keys, now_ms)))
+        Ok(self.volumes.ask_each(keys.iter().map(Hashed::of), |volume, keys| {
+            volume.index().touch_keys(keys, now_ms)
+        }))
     }
 
     /// What each namespace takes, by name: the model, or `model@salt`; empty for keys that are not of LMCache's form.

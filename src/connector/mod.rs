@@ -24,7 +24,7 @@ pub use volume::Shutdown;
 use volume::{Volumes, Watch, close_all, close_started, on_thread};
 
 use crate::base::buffer::MemoryReturn;
-use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::batch::backlog::{Amount, Backlog};
 use crate::batch::completion_queue::{
@@ -82,6 +82,8 @@ pub struct Connector {
     shutdown: Mutex<Option<Shutdown>>,
     gate: Arc<Gate>,
     next_future_id: AtomicU64,
+    /// Of [`Connector::set_epoch`], as part of variants.
+    epoch: AtomicU32,
     key_watch: Mutex<Option<KeyWatch>>,
     process_id: u32,
     /// Last: it is dropped after all else.
@@ -148,6 +150,7 @@ impl Connector {
             shutdown: Mutex::new(None),
             gate: Arc::new(Gate::new()),
             next_future_id: AtomicU64::new(1),
+            epoch: AtomicU32::new(0),
             key_watch: Mutex::new(None),
             process_id: std::process::id(),
             _memory_return: MemoryReturn,

@@ -2,18 +2,20 @@
 
 use std::iter::repeat_n;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::admin::{Removal, not_removed};
 use super::{Connector, SubmitError};
-use crate::base::buffer::{CallerBuffer, SourceBuffer};
+use crate::base::buffer::{CallerBuffer, SourceBuffer, Variant};
+use crate::base::checksum::crc32c;
 use crate::batch::backlog::Amount;
 use crate::batch::completion_queue::{FailureCode, FailureReason, KeepAlive};
 use crate::batch::responder::{Batch, Responder};
 use crate::cache::{Claim, GetRequest, SetRequest};
 use crate::error::StoreError;
 use crate::index::ClaimOutcome;
-use crate::key::{Digest, Fingerprints, Hashed};
+use crate::key::{AskedVariant, Digest, Fingerprints, Hashed};
 use crate::reactor::{Answer, Operation, ReactorGroup};
 
 impl Connector {
@@ -33,13 +35,16 @@ impl Connector {
         let live = self.volumes.live_set();
         let mut operations = self.volumes.operations(keys.len());
         let items = Batch::start(future_id, keys.len(), keep_alive, &self.completions.common);
-        for ((item, Hashed { key, digest }), buffer) in items.zip(self.hashed(keys)).zip(buffers) {
-            let number = self.volumes.number_of(digest, live);
+        let variants: Vec<Option<Variant>> =
+            buffers.iter().map(|buffer| Some(buffer.variant())).collect();
+        let asked = self.prefetched(self.asked_for(keys, &variants).collect());
+        for ((item, asked), buffer) in items.zip(asked).zip(buffers) {
+            let number = self.volumes.number_of(asked.digest, live);
             let shared = &self.volumes.all[number].shared;
             let length_bytes = buffer.length_bytes() as u64;
             let read = match shared.responsiveness.misses_loads() {
                 true => None,
-                false => shared.cache.open(digest, key, length_bytes, now_ms),
+                false => shared.cache.open(asked, length_bytes, now_ms),
             };
             match read {
                 Some(read) => {
@@ -102,6 +107,7 @@ impl Connector {
                 digest,
                 key: Arc::clone(&key),
                 namespace,
+                variant: buffer.variant() ^ self.epoch(),
                 submitted,
                 share,
             };
@@ -142,24 +148,65 @@ impl Connector {
     pub fn submit_exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<u64, SubmitError> {
         let keys = &*self.as_stored(keys);
         let _gate = self.enter(keys)?;
-        let results = self.stored_each(keys);
+        let results = self.stored_each(keys, &[]);
         Ok(self.complete(&self.completions.common, results, None, Box::new(())))
     }
 
     /// [`Connector::submit_exists`], answered at once.
     pub fn exists<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {
-        let keys = &*self.as_stored(keys);
-        let _gate = self.enter(keys)?;
-        Ok(self.stored_each(keys))
+        self.exists_as(keys, &[])
     }
 
-    fn stored_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<bool> {
+    /// [`Connector::exists`] for chunks of `variants`, one for each key; None is any. Where there are none, they are those of callers
+    /// that name none.
+    pub fn exists_as<K: AsRef<str>>(
+        &self,
+        keys: &[K],
+        variants: &[Option<Variant>],
+    ) -> Result<Vec<bool>, SubmitError> {
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        if !variants.is_empty() {
+            check_counts(keys.len(), variants.len())?;
+        }
+        Ok(self.stored_each(keys, variants))
+    }
+
+    fn stored_each<K: AsRef<str>>(&self, keys: &[K], variants: &[Option<Variant>]) -> Vec<bool> {
+        let asked = self.asked_for(keys, variants);
         match self.volumes.only() {
-            Some(volume) => volume.contains_each(keys.iter().map(Hashed::of), false),
+            Some(volume) => volume.contains_each(asked, false),
             None => self
                 .volumes
-                .ask_each(keys, |volume, keys| volume.contains_each(keys.iter().copied(), false)),
+                .ask_each(asked, |volume, keys| volume.contains_each(keys.iter().copied(), false)),
         }
+    }
+
+    /// Keys with the variants that are asked for, in the epoch of now.
+    pub(super) fn asked_for<'key, K: AsRef<str>>(
+        &self,
+        keys: &'key [K],
+        variants: &'key [Option<Variant>],
+    ) -> impl ExactSizeIterator<Item = Hashed<'key>> + use<'key, K> {
+        let epoch = self.epoch();
+        keys.iter().enumerate().map(move |(number, key)| {
+            let variant = variants.get(number).copied().unwrap_or(Some(0));
+            Hashed {
+                variant: variant.map(|variant| AskedVariant::new(variant, epoch)),
+                ..Hashed::of(key)
+            }
+        })
+    }
+
+    /// Begins an epoch: what was stored in another one is missed from now on, and found again when its epoch returns. For weights that
+    /// change under one model name. "" is the first epoch of a store.
+    pub fn set_epoch(&self, name: &str) {
+        let variant = if name.is_empty() { 0 } else { crc32c(name.as_bytes()).max(1) };
+        self.epoch.store(variant, Ordering::SeqCst);
+    }
+
+    fn epoch(&self) -> Variant {
+        self.epoch.load(Ordering::SeqCst)
     }
 
     /// Removes keys. None of them is found when this returns. The completion follows when the index file has it, so that no restart
@@ -231,22 +278,20 @@ impl Connector {
     /// Takes keys out of the index. Returns the volume of each, and whether it was there; none if that takes no change.
     fn remove_each<K: AsRef<str>>(&self, keys: &[K]) -> Vec<(usize, Option<bool>)> {
         let (now, live) = (Instant::now(), self.volumes.live_set());
-        let remove = |Hashed { key, digest }: Hashed<'_>| {
+        let remove = |Hashed { key, digest, .. }: Hashed<'_>| {
             let number = self.volumes.number_of(digest, live);
             let cache = &self.volumes.all[number].shared.cache;
             (number, cache.index.write_refusal().is_none().then(|| cache.delete(digest, key, now)))
         };
-        self.hashed(keys).into_iter().map(remove).collect()
+        self.prefetched(keys.iter().map(Hashed::of).collect()).into_iter().map(remove).collect()
     }
 
-    /// Hashes keys, and brings what the index has of them into the processor's cache: of all at once instead of one after the
-    /// other.
-    fn hashed<'key, K: AsRef<str>>(&self, keys: &'key [K]) -> Vec<Hashed<'key>> {
-        let hashed: Vec<Hashed<'key>> = keys.iter().map(Hashed::of).collect();
+    /// Brings what the index has of keys into the processor's cache: of all at once instead of one after the other.
+    fn prefetched<'key>(&self, keys: Vec<Hashed<'key>>) -> Vec<Hashed<'key>> {
         if let Some(volume) = self.volumes.only() {
-            volume.index().prefetch_each(&hashed);
+            volume.index().prefetch_each(&keys);
         }
-        hashed
+        keys
     }
 
     pub(super) fn max_chunk_bytes(&self) -> u64 {
@@ -328,6 +373,7 @@ mod tests {
             buffer: SourceBuffer::of_set(unsafe { CallerBuffer::new(&raw mut byte, 1) }),
             digest: Digest::of(&key),
             namespace: Namespace::of(&key).fingerprint(),
+            variant: 0,
             key,
             submitted: Instant::now(),
             share: Arc::new(share.unwrap()),

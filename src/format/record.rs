@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::base::block::Extent;
+use crate::base::buffer::Variant;
 use crate::base::checksum::crc32c;
 use crate::key::{Digest, MAX_KEY_BYTES};
 
@@ -50,7 +51,7 @@ pub(crate) struct Record {
     pub(crate) namespace: u64,
     /// Record with the next part of the key.
     pub(crate) next_slot: u32,
-    pub(crate) reserved: u32,
+    pub(crate) variant: Variant,
     pub(crate) key: [u8; KEY_PART_BYTES],
 }
 

@@ -179,6 +179,17 @@ pub fn salt_of(namespace: &str) -> &str {
     Namespace::called(namespace).salt
 }
 
+/// Whether a namespace is of a model, whatever its identity, its salt, or the digest of an engine. SGLang's pools have names behind that
+/// of the model.
+pub fn is_of_model(namespace: &str, model: &str) -> bool {
+    let own = Namespace::called(namespace).model;
+    let (engine, own) = own.rsplit_once(IDENTITY_MARK).unwrap_or(("", own));
+    let of_sglang =
+        engine.rsplit(IDENTITY_MARK).next().is_some_and(|one| one.starts_with("sglang-"));
+    let pool = own.strip_prefix(&*model.replace(SEPARATOR, "_"));
+    own == model || pool.is_some_and(|pool| pool.is_empty() || of_sglang && pool.starts_with('.'))
+}
+
 fn hex_of(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits = |byte: &u8| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]);
@@ -229,6 +240,19 @@ mod tests {
             assert_eq!(Namespace::called(&namespace.name()), namespace);
         }
         assert_eq!(Namespace::of("m@1@0@a@s").name(), "m@s");
+    }
+
+    #[test]
+    fn a_model_has_namespaces_of_all_engines() {
+        let of = |namespace| is_of_model(namespace, "meta/llama");
+        for own in ["meta/llama", "meta/llama@salt", "fp8#meta/llama", "fp8#vllm-1-2#meta/llama"] {
+            assert!(of(own), "{own}");
+        }
+        assert!(of("sglang-1#meta/llama.mamba") && of("fp8#sglang-1#meta/llama@salt"));
+        for other in ["", "meta/llama.mamba", "vllm-1-2#meta/llama.mamba", "meta/llama3", "meta"] {
+            assert!(!of(other), "{other}");
+        }
+        assert!(is_of_model("vllm-1-2#a_b", "a@b"));
     }
 
     #[test]

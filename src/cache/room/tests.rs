@@ -119,6 +119,7 @@ impl Still {
             digest,
             key: Arc::clone(&key),
             namespace: Namespace::of(&key).fingerprint(),
+            variant: 0,
             submitted: Instant::now(),
             share: Arc::new(share),
         };
@@ -165,7 +166,7 @@ impl Still {
 
     fn open(&mut self, number: u64, blocks: u64) -> Option<ReadHandle> {
         let key = number.to_string();
-        self.cache.open(Digest::of(&key), &key, blocks * BLOCK_BYTES, 1)
+        self.cache.open(Hashed::of(&key), blocks * BLOCK_BYTES, 1)
     }
 
     /// Which of the chunks with these numbers are there.

@@ -182,20 +182,19 @@ impl Volumes {
     }
 
     /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
-    pub(crate) fn ask_each<K: AsRef<str>>(
+    pub(crate) fn ask_each<'key>(
         &self,
-        keys: &[K],
+        keys: impl ExactSizeIterator<Item = Hashed<'key>>,
         mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
     ) -> Vec<bool> {
         let live = self.live_set();
-        let mut parts = vec![(Vec::new(), Vec::new()); self.all.len()];
-        for (position, key) in keys.iter().enumerate() {
-            let key = Hashed::of(key);
+        let (count, mut parts) = (keys.len(), vec![(Vec::new(), Vec::new()); self.all.len()]);
+        for (position, key) in keys.enumerate() {
             let (positions, keys) = &mut parts[self.number_of(key.digest, live)];
             positions.push(position);
             keys.push(key);
         }
-        let mut answers = vec![false; keys.len()];
+        let mut answers = vec![false; count];
         for (volume, (positions, keys)) in self.all.iter().zip(parts) {
             if !keys.is_empty() {
                 let own = ask(volume, &keys);

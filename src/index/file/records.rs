@@ -46,6 +46,7 @@ impl Table {
                 record.first_block = content.extent.first_block;
                 record.set_chunk_checksum(content.checksum);
                 record.namespace = content.namespace;
+                record.variant = content.variant;
             }
             record.next_slot = slots.get(number + 1).copied().unwrap_or(NO_SLOT);
             let part = key.as_bytes().chunks(KEY_PART_BYTES).nth(number).unwrap_or_default();

@@ -18,6 +18,7 @@ use super::locked_index::LockedIndex;
 use super::mapping::{MAX_HOLES, Mapping};
 use super::slots::FreeSlots;
 use crate::base::block::Extent;
+use crate::base::buffer::Variant;
 use crate::base::log_limit::LogLimit;
 use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -46,6 +47,7 @@ pub(crate) struct ChunkFields {
     pub(crate) length_bytes: u64,
     pub(crate) generation: u64,
     pub(crate) checksum: Option<u64>,
+    pub(crate) variant: Variant,
     pub(crate) created_ms: u64,
 }
 

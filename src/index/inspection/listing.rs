@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::index_search::{index_in, index_of_device, superblock_of, unreadable};
 use crate::base::block::{BLOCK_BYTES, Extent};
+use crate::base::buffer::Variant;
 use crate::base::checksum::crc32c;
 use crate::config::Layout;
 use crate::directory::Directory;
@@ -46,6 +47,8 @@ pub struct StoredChunk {
     pub file: PathBuf,
     /// Where in that it starts.
     pub offset_bytes: u64,
+    /// What it was stored as.
+    pub variant: Variant,
     pub(crate) extent: Extent,
     pub(crate) digest: Digest,
     pub(crate) checksum: Option<u64>,
@@ -281,6 +284,7 @@ impl StoredChunks {
             uses: record.uses(),
             file,
             offset_bytes,
+            variant: record.variant,
             extent: record.extent(),
             digest: record.digest(),
             checksum: record.chunk_checksum(),
@@ -363,6 +367,7 @@ mod tests {
                     uses: 0,
                     file: PathBuf::new(),
                     offset_bytes: 0,
+                    variant: record.variant,
                     extent: record.extent(),
                     digest: record.digest(),
                     checksum: None,

@@ -304,7 +304,8 @@ impl<S> Index<S> {
                     let record = self.table.read(found.record);
                     let is_lost = record.digest() != { entry.digest };
                     let fits = record.extent() == entry.extent()
-                        && record.length_bytes == u64::from(entry.length_bytes);
+                        && record.length_bytes == u64::from(entry.length_bytes)
+                        && record.variant == entry.variant();
                     if !(is_lost || fits) {
                         let chunk = ChunkRef { shard: number as u32, entry: found.entry };
                         problems.push(format!("{chunk:?} does not fit its record"));

@@ -110,7 +110,7 @@ impl<S> Index<S> {
 
     /// Says of each key whether it was pinned.
     pub(crate) fn unpin_keys(&self, keys: &[Hashed<'_>]) -> Vec<bool> {
-        let unpin = |&Hashed { key, digest }: &Hashed<'_>| {
+        let unpin = |&Hashed { key, digest, .. }: &Hashed<'_>| {
             let (_, mut shard) = self.shard(digest);
             let found = shard.find(digest).filter(|found| self.table.key_is(found.record, key));
             let Some(found) = found else { return false };

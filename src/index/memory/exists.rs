@@ -21,9 +21,25 @@ struct Leasing {
     refused: u64,
 }
 
+/// What EXISTS finds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lookups {
+    /// Of each key whether it is stored.
+    pub(crate) stored: Vec<bool>,
+    /// Leases that were refused because too much is leased already.
+    pub(crate) leases_refused: u64,
+    /// Keys of chunks that are stored in another variant than is asked for: misses.
+    pub(crate) other_variants: u64,
+}
+
+impl Lookups {
+    pub(crate) fn misses(keys: usize) -> Self {
+        Self { stored: vec![false; keys], ..Self::default() }
+    }
+}
+
 impl<S> Index<S> {
-    /// EXISTS: which keys are stored, all leased until the same moment, and how many leases were refused because too much is leased
-    /// already. If it `stops_at_miss`, there are no answers behind the first miss. In rounds, so that the cold memory of a large
+    /// EXISTS: which keys are stored, all leased until the same moment. If it `stops_at_miss`, there are no answers behind the first miss. In rounds, so that the cold memory of a large
     /// store (buckets first, then records and entries) comes into the processor's cache for many keys at once instead of one
     /// after the other.
     pub(crate) fn contains_each<'key>(
@@ -31,32 +47,43 @@ impl<S> Index<S> {
         keys: impl Iterator<Item = Hashed<'key>>,
         stops_at_miss: bool,
         now_ms: u64,
-    ) -> (Vec<bool>, u64) {
+    ) -> Lookups {
         let mut keys = keys.peekable();
         let (mut stored, mut round) = (Vec::with_capacity(keys.size_hint().0), Vec::new());
+        let mut other_variants = 0;
         let mut leasing = self.begin_leasing();
         'rounds: while keys.peek().is_some() {
             round.clear();
             round.extend(keys.by_ref().take(ROUND));
             self.prefetch_each(&round);
             // Looked up again: the chunk may have gone since, and its slot may be another's.
-            for Hashed { key, digest } in &round {
+            for Hashed { key, digest, variant } in &round {
                 let (_, mut shard) = self.shard(*digest);
                 let is_it = |found: Located| self.table.holds(found.record, *digest, key);
                 let found = shard.lookup.find(digest.tag(), is_it);
                 let found =
                     found.filter(|found| !self.is_expired(&shard.entries[found.entry], now_ms));
-                stored.push(found.is_some());
-                match found {
-                    Some(found) => self.lease(&mut shard, found, &mut leasing),
-                    None => self.note_ghost(&shard, *digest),
-                }
-                if stops_at_miss && found.is_none() {
+                let is_hit = match found {
+                    Some(found) if shard.entries[found.entry].meets(*variant) => {
+                        self.lease(&mut shard, found, &mut leasing);
+                        true
+                    }
+                    Some(_) => {
+                        other_variants += 1;
+                        false
+                    }
+                    None => {
+                        self.note_ghost(&shard, *digest);
+                        false
+                    }
+                };
+                stored.push(is_hit);
+                if stops_at_miss && !is_hit {
                     break 'rounds;
                 }
             }
         }
-        (stored, leasing.refused)
+        Lookups { stored, leases_refused: leasing.refused, other_variants }
     }
 
     fn begin_leasing(&self) -> Leasing {
@@ -129,7 +156,7 @@ impl<S> Index<S> {
     /// Brings bucket, record and entry of each key into the processor's cache: of many at once instead of one after the other.
     pub(crate) fn prefetch_each(&self, keys: &[Hashed<'_>]) {
         keys.iter().for_each(|key| self.prefetch(key.digest));
-        for Hashed { key, digest } in keys {
+        for Hashed { key, digest, .. } in keys {
             let (_, shard) = self.shard(*digest);
             if let Some(found) = shard.lookup.find(digest.tag(), |_| true) {
                 self.table.prefetch(found.record, key.len());
@@ -175,13 +202,10 @@ mod tests {
         let leased_blocks = || index.leases.lock().sum(index.now_s()).bytes / 4096;
         let refused = |keys: &[&str], at_s: u32| {
             now_ms.store(u64::from(at_s) * 1000, Ordering::SeqCst);
-            let (stored, refused) = index.contains_each(
-                keys.iter().map(Hashed::of),
-                false,
-                index.config.clock.now_ms(),
-            );
-            assert!(stored.iter().all(|is_stored| *is_stored));
-            refused
+            let now_ms = index.config.clock.now_ms();
+            let found = index.contains_each(keys.iter().map(Hashed::of), false, now_ms);
+            assert!(found.stored.iter().all(|is_stored| *is_stored));
+            found.leases_refused
         };
         assert_eq!(index.one_in(4).bytes, index.config.capacity_bytes() / 4);
         assert_eq!((refused(&["a", "c"], 5), leased_blocks()), (0, 5));
@@ -218,7 +242,8 @@ mod tests {
             })
         }));
         let outer = index.contains_each(keys.map(Hashed::of), false, 0);
-        assert_eq!((outer.1, inner.unwrap().1), (1, 0), "one of them is leased");
+        let refused = (outer.leases_refused, inner.unwrap().leases_refused);
+        assert_eq!(refused, (1, 0), "one of them is leased");
         assert_eq!(index.leases.lock().sum(index.now_s()).bytes, u64::from(blocks) * 4096);
     }
 }

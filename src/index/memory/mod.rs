@@ -2,7 +2,7 @@
 
 mod collisions;
 mod eviction;
-mod exists;
+pub(super) mod exists;
 mod expiry;
 pub(super) mod key_events;
 mod key_watch;

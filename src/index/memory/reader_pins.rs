@@ -4,28 +4,40 @@ use super::map::{Gone, Index};
 use super::shard::{ChunkVersion, Pin};
 use crate::base::block::Extent;
 use crate::index::memory::shard::entries::Flag;
-use crate::key::Digest;
+use crate::key::Hashed;
+
+/// Why a GET gets no chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PinRefusal {
+    /// Nothing is stored under its key in this length.
+    Missing,
+    /// A chunk is stored under its key that means something else.
+    OtherVariant,
+}
 
 impl<S> Index<S> {
-    /// GET: pins the chunk of `key` if it is stored in exactly `length_bytes`, though another may be being written: that SET is
+    /// GET: pins the chunk that is asked for if it is stored in exactly `length_bytes`, though another may be being written: that SET is
     /// not answered yet.
     pub(crate) fn pin_stored(
         &self,
-        digest: Digest,
-        key: &str,
+        asked: Hashed<'_>,
         length_bytes: u64,
         now_ms: u64,
-    ) -> Option<Pin> {
+    ) -> Result<Pin, PinRefusal> {
+        let Hashed { key, digest, variant } = asked;
         let (_, mut shard) = self.shard(digest);
         let Some(found) = self.find_stored(&shard, digest, key, now_ms) else {
             if shard.pending_mut(digest).is_none() {
                 self.note_ghost(&shard, digest);
             }
-            return None;
+            return Err(PinRefusal::Missing);
         };
-        let pin = shard.pin(found.entry, length_bytes)?;
+        if !shard.entries[found.entry].meets(variant) {
+            return Err(PinRefusal::OtherVariant);
+        }
+        let pin = shard.pin(found.entry, length_bytes).ok_or(PinRefusal::Missing)?;
         self.touch(&mut shard, found, now_ms);
-        Some(pin)
+        Ok(pin)
     }
 
     /// Pins a chunk to verify it, if it is still the same.

@@ -40,7 +40,7 @@ impl<S> Index<S> {
         now_ms: u64,
         act: impl Fn(&mut Shard<S>, Located) -> bool,
     ) -> Vec<bool> {
-        let ask = |&Hashed { key, digest }: &Hashed<'_>| {
+        let ask = |&Hashed { key, digest, .. }: &Hashed<'_>| {
             let (_, mut shard) = self.shard(digest);
             let found = self.find_stored(&shard, digest, key, now_ms);
             found.is_some_and(|found| act(&mut shard, found))

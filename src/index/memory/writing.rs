@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::map::{Gone, Index};
 use super::shard::{Pending, Shard};
 use crate::base::block::Extent;
+use crate::base::buffer::Variant;
 use crate::base::sync::atomic::Ordering;
 use crate::evict::ChunkRef;
 use crate::format::record::{use_parts, use_word};
@@ -32,6 +33,7 @@ pub(crate) enum ClaimOutcome<S> {
 pub(crate) struct StoredContent {
     pub(crate) length_bytes: u64,
     pub(crate) checksum: Option<u64>,
+    pub(crate) variant: Variant,
     /// Its bytes are what its record says. If not, they may be damaged: it must not pass for a copy of other bytes.
     pub(crate) is_verified: bool,
 }
@@ -82,6 +84,7 @@ impl<S> Index<S> {
         Some(StoredContent {
             length_bytes: u64::from(entry.length_bytes),
             checksum: entry.checksum(),
+            variant: entry.variant(),
             is_verified: !is_unverified,
         })
     }
@@ -160,9 +163,10 @@ impl<S> Index<S> {
         pending: &Pending<S>,
         freed: &mut Vec<Extent>,
     ) {
-        let ChunkFields { digest, extent, length_bytes, checksum, .. } = content;
+        let ChunkFields { digest, extent, length_bytes, checksum, variant, .. } = content;
         let key = &pending.key;
-        let mut entry = ChunkEntry::new(digest, extent, length_bytes, checksum, key.len());
+        let content_of = (checksum, variant);
+        let mut entry = ChunkEntry::new(digest, extent, length_bytes, content_of, key.len());
         entry.last_use = use_word(content.created_ms, 0);
         debug_assert_eq!(entry.extent(), extent, "an extent is as long as its chunk");
         if pending.is_deleted() {

@@ -184,10 +184,10 @@ impl<S: Send> Index<S> {
     }
 
     fn enter_entry(&self, slot: u32, record: &Record, read: &mut Read) {
-        let (digest, extent, checksum) =
-            (record.digest(), record.extent(), record.chunk_checksum());
+        let (digest, extent) = (record.digest(), record.extent());
+        let content = (record.chunk_checksum(), record.variant);
         let key_bytes = record.key_length.into();
-        let mut entry = ChunkEntry::new(digest, extent, record.length_bytes, checksum, key_bytes);
+        let mut entry = ChunkEntry::new(digest, extent, record.length_bytes, content, key_bytes);
         entry.last_use = record.last_use;
         entry.namespace = self.namespace_of(record, read);
         entry.note_slot(slot);

@@ -16,3 +16,4 @@ mod order;
 mod reactor_rule;
 mod reactors;
 mod registered_memory;
+mod variants;

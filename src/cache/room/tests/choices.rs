@@ -37,7 +37,7 @@ fn what_is_hot_stays_where_a_search_has_lost_what_it_found() {
         let index = &still.cache.index;
         let is_stored = |number: u64| {
             let key = number.to_string();
-            index.contains_each(std::iter::once(Hashed::of(&key)), false, 1).0 == [true]
+            index.contains_each(std::iter::once(Hashed::of(&key)), false, 1).stored == [true]
         };
         let mut making = RoomMaking::new(8 * BLOCKS as u32);
         let mut search = RoomSearch::new(BLOCKS as u32);

@@ -96,6 +96,7 @@ fn publish(table: &Table, key: &str, generation: u64, file: u32, created_ms: u64
         extent: Extent { file, first_block: 0, blocks: 1 },
         length_bytes: 100,
         generation,
+        variant: 0,
         checksum: None,
         created_ms,
     };

@@ -174,7 +174,7 @@ fn a_purge_takes_the_stored_chunk_in_the_step_in_which_it_refuses_its_set() {
     let (mut purged, mut extents) = (Purged::default(), Vec::new());
     index.purge_pending(SHARD as usize, &name, &mut purged, &mut extents);
     assert_eq!((purged.keys, purged.bytes, extents.len()), (1, 4096, 1));
-    assert_eq!(index.pin_keys(&[Hashed { key: &key, digest }], 0), [false]);
+    assert_eq!(index.pin_keys(&[Hashed { digest, ..Hashed::of(&key) }], 0), [false]);
     assert!(!index.invalidate(digest), "there is no record of an older chunk");
     assert_eq!(finish(&index, digest, None), 0);
     assert_eq!(index.purge(&name).0.keys, 99);

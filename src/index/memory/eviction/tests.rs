@@ -13,7 +13,7 @@ fn store(index: &TestIndex, key: &str) -> Digest {
 
 fn get(index: &TestIndex, key: &str) -> Option<Pin> {
     let length_bytes = EXTENT.size_bytes();
-    index.pin_stored(Digest::of(key), key, length_bytes, 0)
+    index.pin_stored(Hashed::of(key), length_bytes, 0).ok()
 }
 
 fn coldest(index: &TestIndex) -> Option<Victim> {

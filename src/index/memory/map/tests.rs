@@ -45,7 +45,7 @@ fn store(index: &TestIndex, digest: Digest, key: &Arc<str>, length_bytes: u64) {
 }
 
 fn exists(index: &TestIndex, keys: &[&str]) -> Vec<bool> {
-    index.contains_each(keys.iter().map(Hashed::of), false, 0).0
+    index.contains_each(keys.iter().map(Hashed::of), false, 0).stored
 }
 
 /// Slots for a key; the file grows for them.
@@ -89,6 +89,7 @@ pub(crate) fn publication(
         length_bytes,
         generation: index.next_generation(),
         checksum: None,
+        variant: 0,
         created_ms: 0,
     };
     (reserved(index, key.len()), content)
@@ -101,10 +102,10 @@ fn a_colliding_key_neither_reads_nor_overwrites_nor_deletes() {
     let digest = Digest::of("shared");
     let (good, other): (Arc<str>, Arc<str>) = ("good".into(), "other".into());
     store(&index, digest, &good, 100);
-    assert!(index.pin_stored(digest, &other, 100, 0).is_none());
+    assert!(index.pin_stored(Hashed { digest, ..Hashed::of(&other) }, 100, 0).is_err());
     assert!(matches!(index.enter_set(digest, &other, 0, 2), ClaimOutcome::Collides(2)));
     assert_eq!(index.delete(digest, &other), (false, None));
-    assert!(index.pin_stored(digest, &good, 100, 0).is_some());
+    assert!(index.pin_stored(Hashed { digest, ..Hashed::of(&good) }, 100, 0).is_ok());
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn a_colliding_key_stays_out_for_an_hour() {
     assert!(matches!(index.enter_set(digest, &other, 1000 + hour_ms, 0), ClaimOutcome::Ready(_)));
     // While it is being written, the good key collides in turn.
     assert!(matches!(index.enter_set(digest, &good, 0, 0), ClaimOutcome::Collides(_)));
-    assert!(index.pin_stored(digest, &good, 100, 0).is_none());
+    assert!(index.pin_stored(Hashed { digest, ..Hashed::of(&good) }, 100, 0).is_err());
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn digests_with_one_tag_are_different_keys() {
     }
     assert!(index.delete(digests[3], &keys[3]).0);
     for (number, (digest, key)) in digests.iter().zip(&keys).enumerate() {
-        let pin = index.pin_stored(*digest, key, 100, 0);
+        let pin = index.pin_stored(Hashed { digest: *digest, ..Hashed::of(key) }, 100, 0).ok();
         let hit = pin.is_some_and(|pin| index.unpin(&pin, false).is_none());
         assert_eq!(hit, number != 3, "{number}");
     }

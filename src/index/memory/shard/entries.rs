@@ -3,11 +3,12 @@
 use std::ops::{Index, IndexMut};
 
 use crate::base::block::Extent;
+use crate::base::buffer::Variant;
 use crate::base::segmented_vec::SegmentedVec;
 use crate::base::system::prefetch_line;
 use crate::evict::{Footprint, NamespaceId, NodeId, UNTIL_RELEASED_S};
 use crate::format::record::{KEY_PART_BYTES, slots_for};
-use crate::key::{Digest, MAX_KEY_BYTES};
+use crate::key::{AskedVariant, Digest, MAX_KEY_BYTES};
 
 /// Short segments, since half of one is unused on average.
 const SEGMENT: usize = 32;
@@ -100,9 +101,10 @@ pub(crate) struct ChunkEntry {
     /// It is not evicted before this second; see [`crate::index::memory::map::Index::now_s`].
     pub(crate) leased_until_s: u32,
     state: u32,
+    variant: Variant,
 }
 
-const _: () = assert!(size_of::<ChunkEntry>() == 60);
+const _: () = assert!(size_of::<ChunkEntry>() == 64);
 const _: () = assert!((MAX_KEY_BYTES / KEY_PART_BYTES + 1) >> (u32::BITS - SLOTS_SHIFT) == 0);
 
 impl ChunkEntry {
@@ -111,7 +113,7 @@ impl ChunkEntry {
         digest: Digest,
         extent: Extent,
         length_bytes: u64,
-        checksum: Option<u64>,
+        (checksum, variant): (Option<u64>, Variant),
         key_bytes: usize,
     ) -> Self {
         let mut entry = Self {
@@ -121,6 +123,7 @@ impl ChunkEntry {
             checksum: checksum.unwrap_or(0),
             length_bytes: length_bytes as u32,
             state: (slots_for(key_bytes) as u32) << SLOTS_SHIFT,
+            variant,
             ..Self::default()
         };
         entry.set(Flag::HasChecksum, checksum.is_some());
@@ -188,6 +191,15 @@ impl ChunkEntry {
         if is_in_use { UNTIL_RELEASED_S } else { self.leased_until_s }
     }
 
+    pub(crate) fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// Whether it is the chunk that is asked for.
+    pub(crate) fn meets(&self, asked: Option<AskedVariant>) -> bool {
+        asked.is_none_or(|asked| asked.is_met_by(self.variant))
+    }
+
     pub(crate) fn checksum(&self) -> Option<u64> {
         self.is(Flag::HasChecksum).then_some(self.checksum)
     }
@@ -201,14 +213,15 @@ mod tests {
 
     fn entry(first_block: u32) -> ChunkEntry {
         let extent = Extent { file: 0, first_block, blocks: 1 };
-        ChunkEntry::new(Digest::of("key"), extent, 1, None, 3)
+        ChunkEntry::new(Digest::of("key"), extent, 1, (None, 0), 3)
     }
 
     #[test]
     fn flags_readers_slots_and_checksum_do_not_touch_each_other() {
         let extent = Extent { file: 7, first_block: u32::MAX, blocks: 1 << 19 };
         let digest = Digest::of("key");
-        let mut entry = ChunkEntry::new(digest, extent, 2 << 30, Some(u64::MAX), MAX_KEY_BYTES);
+        let content = (Some(u64::MAX), u32::MAX);
+        let mut entry = ChunkEntry::new(digest, extent, 2 << 30, content, MAX_KEY_BYTES);
         let flags = [Flag::Detached, Flag::Pinned, Flag::WasRead, Flag::IsBehind, Flag::Excluded];
         for (number, flag) in flags.into_iter().enumerate() {
             assert!(!entry.set(flag, true) && entry.set(flag, true));
@@ -219,6 +232,7 @@ mod tests {
             assert!(entry.add_reader());
             assert_eq!((entry.readers(), entry.footprint().slots), (number as u32 + 1, 25));
             assert_eq!((entry.extent(), entry.checksum()), (extent, Some(u64::MAX)));
+            assert_eq!(entry.variant(), u32::MAX);
         }
         for flag in flags {
             entry.remove_reader();

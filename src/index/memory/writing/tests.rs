@@ -40,6 +40,7 @@ fn finish_with(index: &TestIndex, key: &str, generation: u64, blocks: u32) -> Op
         length_bytes: u64::from(blocks - 1) * BLOCK_BYTES + LENGTH_BYTES,
         generation,
         checksum: None,
+        variant: 0,
         created_ms: 1,
     };
     let publication = Some((index.table.reserve_record(key.len()).unwrap(), content));
@@ -95,7 +96,7 @@ fn leased() -> (TestIndex, tempfile::TempDir, Arc<AtomicU64>, Footprint) {
     assert_eq!(finish(&index, "a", 1), None);
     assert_eq!(sum(&index), Footprint::default());
     let keys = [Hashed::of("a")].into_iter();
-    assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
+    assert_eq!(index.contains_each(keys, false, 1).stored, [true]);
     let one = sum(&index);
     assert!(one.bytes > 0 && one.slots > 0);
     (index, directory, now_ms, one)
@@ -143,7 +144,7 @@ fn what_is_not_leased_adds_no_lease() {
     // What is leased at that time ends when the place in the ring is that of 0.
     now_ms.store(u64::from(3 * ring_s - index.config.lease_s - 1) * 1000, Ordering::SeqCst);
     let keys = [Hashed::of("a")].into_iter();
-    assert_eq!(index.contains_each(keys, false, 1), (vec![true], 0));
+    assert_eq!(index.contains_each(keys, false, 1).stored, [true]);
     let before = sum(&index);
     assert!(before.bytes > 0);
     assert!(set(&index, "b", 1));

@@ -46,7 +46,7 @@ fn replace(index: &TestIndex, key: &Arc<str>, length_bytes: u64) {
 }
 
 fn is_held(index: &TestIndex, key: &str, length_bytes: u64) -> bool {
-    let pin = index.pin_stored(Digest::of(key), key, length_bytes, 0);
+    let pin = index.pin_stored(Hashed::of(key), length_bytes, 0).ok();
     let held = pin.is_some_and(|pin| index.unpin(&pin, false).is_none());
     assert_eq!(exists(index, &[key]), [held]);
     held

@@ -45,7 +45,7 @@ impl Chunk {
     }
 
     fn get(&self) {
-        if let Some(pin) = self.index.pin_stored(self.digest, &self.key, LENGTH_BYTES, 0) {
+        if let Ok(pin) = self.index.pin_stored(Hashed::of(&self.key), LENGTH_BYTES, 0) {
             self.read(&pin);
         }
     }
