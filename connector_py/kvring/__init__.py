@@ -22,6 +22,7 @@ from kvring._native import (
     options,
 )
 from kvring.connector import Connector
+from kvring.epochs import set_epoch
 
 __all__ = [
     "FAILURE_CODES",
@@ -37,4 +38,5 @@ __all__ = [
     "__version__",
     "build_info",
     "options",
+    "set_epoch",
 ]

@@ -114,6 +114,11 @@ _COUNTERS: Final = (
     ("kvring_transfers", "Transfers that were given to the drive.", "transfers"),
     ("kvring_slow_transfers", "Transfers that took longer than a second.", "transfers_slow"),
     ("kvring_leases_refused", "Leases that lookups did not get.", "leases_refused"),
+    (
+        "kvring_other_variant",
+        "Misses of chunks that are stored with another dtype, shape, weights or epoch.",
+        "other_variant",
+    ),
     ("kvring_abandoned_operations", "Operations that close() dropped.", "abandoned"),
 )
 

@@ -160,6 +160,9 @@ class OwnerSocket:
             }
         if request["ask"] == "purge":
             return store.purge(request["namespace"])
+        if request["ask"] == "epoch":
+            store.set_epoch(request["name"])
+            return request["name"]
         message = f"kvring {__version__} does not know the request {request['ask']!r}"
         raise ValueError(message)
 

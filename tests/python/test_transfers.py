@@ -222,11 +222,18 @@ def member(name: str, content: bytes, **headers: str) -> tuple[tarfile.TarInfo, 
     return made, content
 
 
-def chunk(key: str, content: bytes, **headers: str) -> tuple[tarfile.TarInfo, bytes]:
-    """Return a chunk whose digest is right, whatever its key is."""
-    encoded = key.encode(errors="surrogateescape")
-    digest = hashlib.blake2b(encoded + b"\0" + content, digest_size=32).hexdigest()
-    own = {"SCHILY_xattr_user_kvring_key": key, "SCHILY_xattr_user_kvring_blake2b": digest}
+def chunk(
+    key: str, content: bytes, variant: str = "0", **headers: str
+) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a chunk whose digest is right, whatever its key and its variant are."""
+    encoded = f"{key}\0{variant}\0".encode(errors="surrogateescape")
+    own = {
+        "SCHILY_xattr_user_kvring_key": key,
+        "SCHILY_xattr_user_kvring_variant": variant,
+        "SCHILY_xattr_user_kvring_blake2b": hashlib.blake2b(
+            encoded + content, digest_size=32
+        ).hexdigest(),
+    }
     return member("chunks/0000000001", content, **headers, **own)
 
 
@@ -249,6 +256,8 @@ SPARSE = {"GNU_sparse_size": str(2 << 30), "GNU_sparse_map": "0,1", "GNU_sparse_
         (chunk("empty", b""), "is no chunk"),
         (chunk("k" * 4097, b"x"), "is damaged in the archive"),
         (chunk("lone \udcff", b"x"), "is damaged in the archive"),
+        (chunk("variant", b"x", "-1"), "is damaged in the archive"),
+        (chunk("variant", b"x", str(1 << 32)), "is damaged in the archive"),
         (member("kvring.json", b" " * (2 << 20)), "is no chunk"),
         (member("kvring.json", b'{"chunks": "one", "format": 1}'), "last member is damaged"),
         (member("kvring.json", b'{"chunks": 1, "format": []}'), "last member is damaged"),

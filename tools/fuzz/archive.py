@@ -32,10 +32,10 @@ def run(data: bytes) -> None:
     """Read an archive, and store what it holds."""
     chunks = []
     try:
-        for key, content in Reader(io.BytesIO(data)):
+        for key, content, variant in Reader(io.BytesIO(data)):
             if len(content) > len(data):
                 raise AssertionError(f"{len(content)} bytes out of {len(data)}")
-            chunks.append((key, content))
+            chunks.append((key, content, variant))
     except ArchiveError:
         pass
     for _ in store_chunks(_store(), chunks):

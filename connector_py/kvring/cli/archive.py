@@ -1,8 +1,9 @@
 """Archives of chunks: a tar file with a member for each, and one at the end that counts them.
 
-The key of a chunk, and BLAKE2b-256 of the key, a zero byte and its bytes, are pax headers with the
-names of extended attributes, which any tar passes over or sets. The last member, `kvring.json`,
-tells how many chunks there are: an archive without it was cut short.
+The key of a chunk, its variant, and BLAKE2b-256 of the key, a zero byte, the variant, a zero byte
+and its bytes, are pax headers with the names of extended attributes, which any tar passes over or
+sets. The last member, `kvring.json`, tells how many chunks there are: an archive without it was cut
+short.
 """
 
 import hashlib
@@ -12,10 +13,13 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
+from kvring._native import ANY_VARIANT
+
 __all__ = ["ArchiveError", "Reader", "Writer"]
 
 _END: Final = "kvring.json"
 _KEY: Final = "SCHILY.xattr.user.kvring.key"
+_VARIANT: Final = "SCHILY.xattr.user.kvring.variant"
 _DIGEST: Final = "SCHILY.xattr.user.kvring.blake2b"
 _FORMAT: Final = 1
 _DIGEST_BYTES: Final = 32
@@ -57,13 +61,14 @@ class Writer:
             fileobj=_Sequential(stream), mode="w", format=tarfile.PAX_FORMAT
         )
 
-    def add(self, key: str, content: bytes, created_ms: int) -> None:
+    def add(self, key: str, content: bytes, created_ms: int, variant: int) -> None:
         """Add a chunk."""
         member = tarfile.TarInfo(f"chunks/{self.chunks:010d}")
         member.size = len(content)
         member.mtime = created_ms // 1000
         member.mode = 0o600
-        member.pax_headers = {_KEY: key, _DIGEST: _digest(key, content)}
+        digest = _digest(key, str(variant), content)
+        member.pax_headers = {_KEY: key, _VARIANT: str(variant), _DIGEST: digest}
         self._tar.addfile(member, io.BytesIO(content))
         self.chunks += 1
         self.size_bytes += len(content)
@@ -102,8 +107,8 @@ class Reader:
             message = f"it is no archive of kvring: {error}"
             raise ArchiveError(message) from error
 
-    def __iter__(self) -> Iterator[tuple[str, bytes]]:
-        """Return keys and chunks; those that are damaged are passed over.
+    def __iter__(self) -> Iterator[tuple[str, bytes, int]]:
+        """Return keys, chunks and variants; those that are damaged are passed over.
 
         Raises:
             ArchiveError: It was cut short, is damaged where no chunk is, or is of a newer kvring.
@@ -119,8 +124,11 @@ class Reader:
                     raise _no_chunk(member)
                 content = self._read(member, _MOST_CHUNK_BYTES)
                 count += 1
-                if _is_key(key) and _digest(key, content) == member.pax_headers.get(_DIGEST):
-                    yield key, content
+                variant = member.pax_headers.get(_VARIANT, "0")
+                digest = member.pax_headers.get(_DIGEST)
+                is_whole = _is_key(key) and _is_variant(variant)
+                if is_whole and _digest(key, variant, content) == digest:
+                    yield key, content, int(variant)
                 else:
                     self.damaged.append(key)
         except _NO_TAR as error:
@@ -168,9 +176,13 @@ def _is_key(key: str) -> bool:
         return False
 
 
-def _digest(key: str, content: bytes) -> str:
+def _is_variant(text: str) -> bool:
+    return text.isdecimal() and int(text) <= ANY_VARIANT
+
+
+def _digest(key: str, variant: str, content: bytes) -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    # A tar has no checksum of its own for a key.
-    digest.update(key.encode() + b"\0")
+    # A tar has no checksum of its own for these.
+    digest.update(f"{key}\0{variant}\0".encode())
     digest.update(content)
     return digest.hexdigest()

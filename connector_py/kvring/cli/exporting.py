@@ -93,7 +93,7 @@ def _add(
                 condition, _, content = chunks.read(keep=True)
                 advance(chunk["length_bytes"])
                 if content is not None:
-                    writer.add(chunk["key"], content, chunk["created_ms"])
+                    writer.add(chunk["key"], content, chunk["created_ms"], chunk["variant"])
                 elif condition != "gone":
                     yield f"{path}: {chunk['key']!r} is {condition}, and left out"
         yield from (f"{path}: {sentence}" for sentence in chunks.damage())

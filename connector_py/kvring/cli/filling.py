@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvring._native import ANY_VARIANT
 from kvring.cli.archive import ArchiveError, Reader
 from kvring.cli.consent import consent_options, has_consent, losses_of_open
 from kvring.cli.failure import Failure, PartialSuccess
@@ -113,14 +114,14 @@ def _status(stored: int, faults: list[str]) -> int:
     return 0
 
 
-def _whole(reader: Reader, faults: list[str]) -> Iterator[tuple[str, bytes]]:
+def _whole(reader: Reader, faults: list[str]) -> Iterator[tuple[str, bytes, int]]:
     try:
         yield from reader
     except ArchiveError as error:
         faults.append(str(error))
 
 
-def _contents(files: list[ChunkFile], unreadable: list[str]) -> Iterator[tuple[str, bytes]]:
+def _contents(files: list[ChunkFile], unreadable: list[str]) -> Iterator[tuple[str, bytes, int]]:
     for one in files:
         try:
             content = one.path.read_bytes()
@@ -128,21 +129,24 @@ def _contents(files: list[ChunkFile], unreadable: list[str]) -> Iterator[tuple[s
             unreadable.append(f"{one.path} cannot be read: {error.strerror}")
             continue
         if content:
-            yield one.key, content
+            # The file does not tell what it is: who adopts it vouches for that.
+            yield one.key, content, ANY_VARIANT
         else:
             unreadable.append(f"{one.path} is empty")
 
 
-def _counted(chunks: Iterable[tuple[str, bytes]], advance: Advance) -> Iterator[tuple[str, bytes]]:
-    for key, content in chunks:
-        advance(len(content))
-        yield key, content
+def _counted(
+    chunks: Iterable[tuple[str, bytes, int]], advance: Advance
+) -> Iterator[tuple[str, bytes, int]]:
+    for chunk in chunks:
+        advance(len(chunk[1]))
+        yield chunk
 
 
 def _fill(
     arguments: _Arguments,
     options: dict[str, Any],
-    chunks: Iterable[tuple[str, bytes]],
+    chunks: Iterable[tuple[str, bytes, int]],
     faults: list[str],
     when_durable: Callable[[str], None] | None = None,
 ) -> int:

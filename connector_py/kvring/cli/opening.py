@@ -121,7 +121,7 @@ def _holding_capacity(path: Path) -> int | str:
 
 
 def store_chunks(
-    store: Connector, chunks: Iterable[tuple[str, bytes]]
+    store: Connector, chunks: Iterable[tuple[str, bytes, int]]
 ) -> Iterator[tuple[str, bool]]:
     """Store chunks, a few at a time; yield of each key whether it is stored, in any order."""
     poll = select.poll()
@@ -137,13 +137,16 @@ def store_chunks(
             bytes_under_way -= size_bytes
             yield key, results[0]
 
-    for key, content in chunks:
+    for key, content, variant in chunks:
         while under_way and (
             bytes_under_way + len(content) > _MOST_BYTES_UNDER_WAY
             or len(under_way) >= _MOST_KEYS_UNDER_WAY
         ):
             yield from completed()
-        under_way[store.submit_batch_set([key], [content])] = (key, len(content))
+        under_way[store.submit_batch_set([key], [content], variants=[variant])] = (
+            key,
+            len(content),
+        )
         bytes_under_way += len(content)
     while under_way:
         yield from completed()

@@ -1,16 +1,23 @@
 """`kvring purge`: remove a namespace."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from kvring._native import is_of_model
 from kvring.cli.consent import Losses, consent_options, has_consent
 from kvring.cli.failure import PartialSuccess, WrongArguments
 from kvring.cli.opening import facts_of_all, unchanged
 from kvring.cli.output import print_json, size_text
 from kvring.cli.owner import ask_owner
 from kvring.cli.parameters import json_option
-from kvring.cli.stores import index_path_option, need_namespace, store_paths
+from kvring.cli.stores import (
+    index_path_option,
+    listed_namespaces,
+    missing_namespace,
+    store_paths,
+)
 
 __all__ = ["purge"]
 
@@ -26,37 +33,51 @@ arguments; 4 if some chunks are pinned and stay.
 @click.option(
     "--namespace",
     metavar="NAME",
-    required=True,
     help="Which: model, or model@salt. '' are the keys that are not of LMCache's form.",
+)
+@click.option(
+    "--model", metavar="NAME", help="All namespaces of this model, of any identity and engine."
 )
 @consent_options
 @json_option
 def purge(
     paths: tuple[Path, ...],
     index_path: Path | None,
-    namespace: str,
+    namespace: str | None,
+    model: str | None,
     yes: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove all chunks of a namespace from the store at PATH, but those that are pinned.
+    """Remove all chunks of a namespace, or of a model, from the store at PATH, but pinned ones.
 
     If somebody has the store open its owner does it. All paths of the store are to be named.
     """
+    if (namespace is None) == (model is None):
+        raise WrongArguments("say one of --namespace and --model")
+    name = namespace if model is None else model
+    assert name is not None
     try:
-        namespace.encode()
+        name.encode()
     except UnicodeEncodeError:
-        raise WrongArguments("--namespace is not UTF-8, and all keys are") from None
+        option = "--namespace" if model is None else "--model"
+        raise WrongArguments(f"{option} is not UTF-8, and all keys are") from None
     facts_of_all(paths, index_path)
-    keys, stored_bytes = need_namespace(paths, index_path, namespace)
-    click.echo(f"{namespace!r} has {keys:,} chunks, {size_text(stored_bytes)}", err=as_json)
+    there = _namespaces(paths, index_path)
+    chosen = {
+        one: size
+        for one, size in there.items()
+        if (one == name if model is None else is_of_model(one, name))
+    }
+    if not chosen:
+        raise missing_namespace(paths, "namespace" if model is None else "model", name, there)
+    for one, (count, size_bytes) in chosen.items():
+        click.echo(f"{one!r} has {count:,} chunks, {size_text(size_bytes)}", err=as_json)
+    keys, stored_bytes = (sum(sizes) for sizes in zip(*chosen.values(), strict=True))
     losses = Losses(keys, stored_bytes, [])
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
         return 0
-    removed = ask_owner(paths[0], index_path, ask="purge", namespace=namespace)
-    if removed is None:
-        with unchanged(paths, index_path) as store:
-            removed = store.purge(namespace)
+    removed = _sum(_purge(paths, index_path, list(chosen)))
     if as_json:
         print_json(removed)
     else:
@@ -64,3 +85,29 @@ def purge(
     if removed["pinned"]:
         raise PartialSuccess(f"{len(removed['pinned']):,} chunks are pinned and stay")
     return 0
+
+
+def _namespaces(paths: tuple[Path, ...], index_path: Path | None) -> dict[str, tuple[int, int]]:
+    """Return chunks and bytes of each namespace; its owner knows them at once."""
+    answer = ask_owner(paths[0], index_path, ask="stats")
+    if answer is None:
+        return listed_namespaces(paths, index_path)
+    return {name: (one["keys"], one["allocated_bytes"]) for name, one in answer["usage"].items()}
+
+
+def _purge(
+    paths: tuple[Path, ...], index_path: Path | None, namespaces: list[str]
+) -> list[dict[str, Any]]:
+    answers = (ask_owner(paths[0], index_path, ask="purge", namespace=one) for one in namespaces)
+    if removed := [answer for answer in answers if answer is not None]:
+        return removed
+    with unchanged(paths, index_path) as store:
+        return [store.purge(one) for one in namespaces]
+
+
+def _sum(removed: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "keys": sum(one["keys"] for one in removed),
+        "bytes": sum(one["bytes"] for one in removed),
+        "pinned": [key for one in removed for key in one["pinned"]],
+    }

@@ -16,6 +16,8 @@ __all__ = [
     "chunks_of",
     "facts_of",
     "index_path_option",
+    "listed_namespaces",
+    "missing_namespace",
     "need_namespace",
     "said_well",
     "store_arguments",
@@ -65,26 +67,41 @@ def facts_of(path: Path, index_path: Path | None) -> dict[str, Any]:
         return StoredChunks(path, index_path).facts()
 
 
-def need_namespace(paths: Sequence[Path], index_path: Path | None, name: str) -> tuple[int, int]:
-    """Return how many chunks of a namespace a store has, and their bytes.
+def listed_namespaces(paths: Sequence[Path], index_path: Path | None) -> dict[str, tuple[int, int]]:
+    """Return how many chunks each namespace has by the index files, and their bytes.
 
     Raises:
-        Failure: It has none, there is no store, or its index cannot be read.
+        Failure: There is no store, or its index cannot be read.
     """
     keys: Counter[str] = Counter()
-    size_bytes = 0
+    size_bytes: Counter[str] = Counter()
     for path in paths:
         with said_well(path):
             for chunk in StoredChunks(path, index_path):
                 keys[chunk["namespace"]] += 1
-                size_bytes += chunk["length_bytes"] if chunk["namespace"] == name else 0
-    if name not in keys:
-        others = [repr(one) for one, _ in keys.most_common(_MOST_SHOWN)]
-        more = f" and {len(keys) - len(others):,} more" if len(keys) > len(others) else ""
-        there = f"there are {', '.join(others)}{more}" if others else "the store is empty"
-        message = f"{paths[0]} has no namespace {name!r}; {there}"
-        raise Failure(message)
-    return keys[name], size_bytes
+                size_bytes[chunk["namespace"]] += chunk["length_bytes"]
+    return {name: (count, size_bytes[name]) for name, count in keys.items()}
+
+
+def need_namespace(paths: Sequence[Path], index_path: Path | None, name: str) -> None:
+    """Go on if a store has chunks of a namespace.
+
+    Raises:
+        Failure: It has none, there is no store, or its index cannot be read.
+    """
+    there = listed_namespaces(paths, index_path)
+    if name not in there:
+        raise missing_namespace(paths, "namespace", name, there)
+
+
+def missing_namespace(
+    paths: Sequence[Path], what: str, name: str, there: dict[str, tuple[int, int]]
+) -> Failure:
+    """Return that a store has no namespace or model of a name, with those that it has."""
+    largest = sorted(there, key=lambda one: there[one], reverse=True)[:_MOST_SHOWN]
+    more = f" and {len(there) - len(largest):,} more" if len(there) > len(largest) else ""
+    others = f"there are {', '.join(map(repr, largest))}{more}" if there else "the store is empty"
+    return Failure(f"{paths[0]} has no {what} {name!r}; {others}")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from kvring.engine_store import close_store, identity_of
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.status import report
+from kvring.lmcache.variants import Variants
 from kvring.lmcache.versions import local_storage_tags
 
 __all__ = ["KvringL2Adapter", "KvringL2AdapterConfig"]
@@ -84,7 +85,9 @@ class KvringL2Adapter(L2AdapterInterface):
             text = 'option \'shared_tier\' goes with "class_name": "KvringSharedL2Adapter"'
             raise ConfigError(text)
         self._store = Connector(**named)
-        self._before_own = qualified(identity_of(named), "")
+        identity = identity_of(named)
+        self._before_own = qualified(identity, "")
+        self._variants = Variants(identity)
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""
         try:
@@ -117,7 +120,7 @@ class KvringL2Adapter(L2AdapterInterface):
     def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Store memory objects, in their logical lengths; return the task."""
         self._books.begin()
-        return self._tasks.submit_store(keys, objects)
+        return self._tasks.submit_store(keys, objects, self._variants.of_stored(keys, objects))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Take what became of stores."""
@@ -131,10 +134,12 @@ class KvringL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, Any]
     ) -> int:
-        """Look keys up and lock those that are stored; the answer is there when this returns."""
-        del group_layout_descs
+        """Look keys up and lock those that are stored; the answer is there when this returns.
+
+        A chunk of another dtype, shape, or of other weights is a miss.
+        """
         self._books.begin()
-        return self._tasks.submit_lookup(keys)
+        return self._tasks.submit_lookup(keys, self._variants.of_lookup(keys, group_layout_descs))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Take the bitmap of a lookup, once."""
@@ -146,7 +151,8 @@ class KvringL2Adapter(L2AdapterInterface):
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Load into memory objects; return the task."""
-        task = self._tasks.submit_load(keys, objects)
+        variants = self._variants.of_objects(keys, objects)
+        task = self._tasks.submit_load(keys, objects, variants)
         self._loading[task] = keys
         return task
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
+from kvring.lmcache.variants import form_of
+
 __all__ = ["BLOCK_BYTES", "Buffers", "bytes_of", "is_marked", "mark", "object_over"]
 
 BLOCK_BYTES: Final = 4096
@@ -39,8 +41,11 @@ class Buffers:
         self._kept_bytes = 0
         self._lock = threading.Lock()
 
-    def take(self, length_bytes: int) -> TensorMemoryObj | None:
-        """Return a memory object of this length, with any content; None if there is no room."""
+    def take(self, length_bytes: int, like: Any = None) -> TensorMemoryObj | None:
+        """Return a memory object of this length, with any content; None if there is no room.
+
+        It has shapes and dtypes of the memory object `like`, or is bytes.
+        """
         with self._lock:
             size_bytes = _size_bytes(length_bytes)
             if self.taken_bytes + size_bytes > self.limit_bytes:
@@ -49,14 +54,14 @@ class Buffers:
             kept = self._kept.get(length_bytes)
             if kept:
                 self._kept_bytes -= size_bytes
-                return object_over(kept.pop())
+                return object_over(kept.pop(), like)
             # Of other lengths, which nobody may ask for again.
             while self._kept_bytes + self.taken_bytes > self.limit_bytes:
                 other = next(length for length, tensors in self._kept.items() if tensors)
                 self._kept[other].pop()
                 self._kept_bytes -= _size_bytes(other)
         try:
-            return object_over(_new_memory(length_bytes))
+            return object_over(_new_memory(length_bytes), like)
         except (OSError, RuntimeError):
             # The machine has none left.
             with self._lock:
@@ -117,12 +122,17 @@ def _size_bytes(length_bytes: int) -> int:
     return length_bytes + BLOCK_BYTES
 
 
-def object_over(memory: torch.Tensor) -> TensorMemoryObj:
-    """Return a memory object of LMCache over bytes."""
+def object_over(memory: torch.Tensor, like: Any = None) -> TensorMemoryObj:
+    """Return a memory object of LMCache over bytes, as they are in memory object `like`."""
     length_bytes = memory.numel()
+    shapes, dtypes = [torch.Size([length_bytes])], [torch.uint8]
+    if like is not None:
+        shapes, dtypes = form_of(like)
     metadata: Any = MemoryObjMetadata(
-        shape=torch.Size([length_bytes]),
-        dtype=torch.uint8,
+        shape=shapes[0],
+        dtype=dtypes[0],
+        shapes=shapes,
+        dtypes=dtypes,
         address=0,
         phy_size=length_bytes,
         ref_count=1,

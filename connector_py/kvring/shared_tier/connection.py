@@ -17,6 +17,7 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
 from kvring._native import qualified
+from kvring.lmcache.variants import Variants
 from kvring.logs import LogLimit, warn
 from kvring.shared_tier.buffers import Buffers, object_over
 from kvring.shared_tier.client_adapter import ClientAdapter, create_adapter
@@ -82,6 +83,7 @@ class Connection:
         self._under_way: dict[_Operation, None] = {}
         # By the kind and number of a task of the adapter.
         self._awaited: dict[tuple[str, int], Callable[[Any], None]] = {}
+        self._variants = Variants(options.identity or None, is_portable=True)
         self._log_limit = LogLimit()
         self._adapter: Any = None
         self._inbox = Inbox()
@@ -245,7 +247,7 @@ class Connection:
     def _look_up(
         self, keys: list[ObjectKey], layouts: dict[int, Any], operation: _Operation
     ) -> None:
-        names = self._names(keys)
+        names, variants = self._names(keys), self._variants.of_lookup(keys, layouts)
         asked = names + [sidecar_key(name) for name in names]
 
         def found(bitmap: Any) -> None:
@@ -260,7 +262,7 @@ class Connection:
                 if is_checked and have_chunk[number]
             ]
             self._counts["unchecked"] += sum(have_chunk) - len(both)
-            self._read_sidecars(names, both, results, operation)
+            self._read_sidecars(names, variants, both, results, operation)
 
         task = self._adapter.submit_lookup_and_lock_task(asked, layouts)
         self._awaited["lookup", task] = found
@@ -271,11 +273,12 @@ class Connection:
     def _read_sidecars(
         self,
         names: list[ObjectKey],
+        variants: list[int | None],
         numbers: list[int],
         results: list[Sidecar | None],
         operation: _Operation,
     ) -> None:
-        """Read the sidecars of some of the keys, and answer with all results."""
+        """Read the sidecars of some of the keys, and answer with all results of these variants."""
         if not numbers:
             self._answer(operation, results)
             return
@@ -284,7 +287,9 @@ class Connection:
         def read(bitmap: Any) -> None:
             for position, number in enumerate(numbers):
                 content = operation.sidecars[position].raw_data.numpy().tobytes()
-                results[number] = Sidecar.parse(content) if bitmap.test(position) else None
+                sidecar = Sidecar.parse(content) if bitmap.test(position) else None
+                is_asked_for = sidecar is not None and variants[number] in (None, sidecar.variant)
+                results[number] = sidecar if is_asked_for else None
             self._answer(operation, results)
 
         wanted = [sidecar_key(names[number]) for number in numbers]
@@ -293,12 +298,14 @@ class Connection:
 
     def _load(self, keys: list[ObjectKey], sidecars: list[Sidecar], operation: _Operation) -> None:
         names = self._names(keys)
+        variants = self._variants.of_objects(keys, operation.objects)
 
         def loaded(bitmap: Any) -> None:
             results = []
             for number, (name, sidecar) in enumerate(zip(names, sidecars, strict=True)):
                 has_come = bitmap.test(number)
-                fits = has_come and sidecar.fits(name, operation.objects[number])
+                chunk = operation.objects[number]
+                fits = has_come and sidecar.fits(name, chunk, variants[number])
                 if has_come and not fits:
                     self.note_mismatch(name)
                 results.append(fits)
@@ -319,9 +326,10 @@ class Connection:
             task = self._adapter.submit_store_task(wanted, list(operation.sidecars))
             self._awaited["store", task] = partial(self._answer, operation)
 
+        variants = self._variants.of_objects(keys, operation.objects)
         operation.sidecars = [
-            _small_object(Sidecar.of(name, one).content())
-            for name, one in zip(names, operation.objects, strict=True)
+            _small_object(Sidecar.of(name, one, variant).content())
+            for name, one, variant in zip(names, operation.objects, variants, strict=True)
         ]
         task = self._adapter.submit_store_task(names, list(operation.objects))
         self._awaited["store", task] = stored_chunks

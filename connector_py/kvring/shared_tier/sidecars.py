@@ -1,7 +1,7 @@
 """The sidecar of a chunk in a shared tier: its length and checksum, beside LMCache's own form.
 
-An object of 24 bytes, little-endian: `kvring01`, the length of the chunk in bytes, and the
-CRC-64/NVME of the chunk's key, as LMCache's native connectors write it, and of its bytes.
+An object of 28 bytes, little-endian: `kvring01`, the length of the chunk in bytes, the CRC-64/NVME
+of the chunk's key, as LMCache's native connectors write it, and of its bytes, and the variant.
 """
 
 import struct
@@ -16,39 +16,40 @@ from kvring.shared_tier.buffers import bytes_of
 
 __all__ = ["SIDECAR_BYTES", "UNCHECKED", "Sidecar", "key_text", "sidecar_key"]
 
-_FORM: Final = struct.Struct("<8sQQ")
+_FORM: Final = struct.Struct("<8sQQI")
 _MAGIC: Final = b"kvring01"
 SIDECAR_BYTES: Final = _FORM.size
 
 
 class Sidecar(NamedTuple):
-    """Length in bytes and checksum of a chunk."""
+    """Length in bytes, checksum and variant of a chunk; `Variants` makes the last."""
 
     length_bytes: int
     checksum: int
+    variant: int
 
     @classmethod
-    def of(cls, key: ObjectKey, chunk: TensorMemoryObj) -> "Sidecar":
+    def of(cls, key: ObjectKey, chunk: TensorMemoryObj, variant: int) -> "Sidecar":
         """Return the one of a chunk under a key."""
-        return cls(chunk.get_size(), checksum_with_key(key_text(key), bytes_of(chunk)))
+        return cls(chunk.get_size(), checksum_with_key(key_text(key), bytes_of(chunk)), variant)
 
     @classmethod
     def parse(cls, content: bytes) -> "Sidecar | None":
         """Return what an object says; None if it is no sidecar."""
-        magic, length_bytes, checksum = _FORM.unpack(content)
-        return cls(length_bytes, checksum) if magic == _MAGIC else None
+        magic, *facts = _FORM.unpack(content)
+        return cls(*facts) if magic == _MAGIC else None
 
     def content(self) -> bytes:
         """Return the object that says this."""
         return _FORM.pack(_MAGIC, *self)
 
-    def fits(self, key: ObjectKey, chunk: TensorMemoryObj) -> bool:
+    def fits(self, key: ObjectKey, chunk: TensorMemoryObj, variant: int) -> bool:
         """Say whether a chunk is the one that was stored under this key."""
-        return self is UNCHECKED or self == Sidecar.of(key, chunk)
+        return self is UNCHECKED or self == Sidecar.of(key, chunk, variant)
 
 
 # Of a chunk that was stored without a sidecar, where that is allowed: it fits anything.
-UNCHECKED: Final = Sidecar(0, 0)
+UNCHECKED: Final = Sidecar(0, 0, 0)
 
 
 def key_text(key: ObjectKey) -> str:

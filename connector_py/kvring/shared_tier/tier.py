@@ -265,7 +265,7 @@ class SharedTier:
                 connection.note_mismatch(key)
                 buffers.append(None)
                 continue
-            buffers.append(self._buffers.take(one.get_size()))
+            buffers.append(self._buffers.take(one.get_size(), one))
             self.counts["skipped_loads"] += buffers[-1] is None
         return buffers
 
@@ -274,7 +274,7 @@ class SharedTier:
         buffers: list[TensorMemoryObj | None] = []
         try:
             for one in objects:
-                buffer = None if connection is None else self._buffers.take(one.get_size())
+                buffer = None if connection is None else self._buffers.take(one.get_size(), one)
                 buffers.append(buffer)
                 if buffer is not None:
                     ctypes.memmove(buffer.data_ptr, one.data_ptr, buffer.get_size())

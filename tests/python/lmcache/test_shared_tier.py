@@ -151,7 +151,7 @@ def test_a_find_is_over_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> No
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
     monkeypatch.setattr("kvring.shared_tier.key_locks.time", clock)
-    locks, there = KeyLocks(), Sidecar(1, 2)
+    locks, there = KeyLocks(), Sidecar(1, 2, 3)
     (key,) = keys_of([1])
     locks.note([(key, None), (key, there)])
     now_s = 599.0

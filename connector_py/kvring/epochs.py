@@ -1,0 +1,30 @@
+"""Epochs of weights that change under one model name, from outside of the engine."""
+
+from pathlib import Path
+
+from kvring._native import KvRingError
+from kvring.owner_socket import ask
+
+__all__ = ["set_epoch"]
+
+
+def set_epoch(path: str | Path, name: str, *, index_path: str | Path | None = None) -> None:
+    """Begin an epoch in a store that another process, or this one, has open.
+
+    What was stored in another epoch is missed from now on, and found again when that returns.
+    docs/weights.md says when.
+
+    Args:
+        path: One of the paths of the store.
+        name: Any text, for instance the step of the training. "" is that in which stores are
+            opened.
+        index_path: Where the index is, if it is elsewhere.
+
+    Raises:
+        KvRingError: Nobody has it open, or its owner cannot do it.
+        OSError: There is no store, or its owner cannot be asked.
+    """
+    index = None if index_path is None else Path(index_path)
+    if ask(Path(path), index, {"ask": "epoch", "name": name}) is None:
+        message = f"{path}: nobody has it open; an epoch lasts until the store is closed"
+        raise KvRingError(message)

@@ -1,0 +1,234 @@
+"""The right KV: what a chunk means beyond its key, under the real StorageManager."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
+
+import torch
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+
+from kvring import set_epoch
+from kvring.cli import main
+from kvring.weights import weights_of
+from tests.python.conftest import until
+from tests.python.lmcache.adapter_driver import AdapterDriver, make_key
+from tests.python.lmcache.shared_tiers import MakeNode, Node
+from tests.support.adapter_spec import AdapterSpec, adapter_spec
+from tests.support.caches import CacheSession
+
+pytestmark = pytest.mark.lmcache
+
+L1_BYTES = 64 << 20
+COUNT = 4
+SHAPE = [2, 4, 16, 256]
+
+
+def layout(dtype: torch.dtype, shape: list[int] = SHAPE) -> MemoryLayoutDesc:
+    return MemoryLayoutDesc(shapes=[torch.Size(shape)], dtypes=[dtype])
+
+
+BF16 = layout(torch.bfloat16)
+
+
+@pytest.fixture
+def adapter_name() -> str:
+    """The one adapter that is told of layouts."""
+    return "plugin"
+
+
+@pytest.fixture(autouse=True)
+def _no_weights_are_known() -> Iterator[None]:
+    """Each test is a new process."""
+    weights_of.cache_clear()
+    yield
+    weights_of.cache_clear()
+
+
+def keys_of(model: str = "test/model") -> list[ObjectKey]:
+    return [make_key(number, model) for number in range(COUNT)]
+
+
+def store(spec: AdapterSpec, form: MemoryLayoutDesc, keys: list[ObjectKey]) -> None:
+    with CacheSession(spec, L1_BYTES) as session:
+        with session.write(keys, form) as tensors:
+            for number, tensor in enumerate(tensors):
+                tensor.fill_(number)
+        session.wait_until_stored(len(keys))
+
+
+def found(spec: AdapterSpec, form: MemoryLayoutDesc, keys: list[ObjectKey]) -> int:
+    with CacheSession(spec, L1_BYTES) as session:
+        return sum(session.prefetch(keys, form))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        layout(torch.float16),
+        layout(torch.bfloat16, [2, 4, 32, 128]),
+        layout(torch.uint8, [2, 4, 16, 512]),
+    ],
+    ids=["another dtype", "another shape", "bytes"],
+)
+def test_other_representations_of_equal_length_are_misses(
+    make_spec: Callable[..., AdapterSpec],
+    other: MemoryLayoutDesc,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keys = keys_of()
+    store(make_spec(), BF16, keys)
+    with caplog.at_level(logging.WARNING, logger="kvring"):
+        with CacheSession(make_spec(), L1_BYTES) as session:
+            assert not any(session.prefetch(keys, other))
+            ((_, adapter),) = session.manager.l2_adapters()
+            assert adapter._store.stats()["other_variant"] == COUNT
+        told = [record for record in caplog.records if "with another dtype" in record.message]
+        assert len(told) == 1, "once, not for each chunk"
+    assert found(make_spec(), BF16, keys) == COUNT
+    two_groups = MemoryLayoutDesc([torch.Size([1, *SHAPE[1:]])] * 2, [torch.bfloat16] * 2)
+    assert found(make_spec(), two_groups, keys) == 0
+    store(make_spec(), other, keys)
+    assert (found(make_spec(), other, keys), found(make_spec(), BF16, keys)) == (COUNT, 0)
+
+
+def test_other_weights_are_misses(make_spec: Callable[..., AdapterSpec], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = model / "model.safetensors"
+    weights.write_bytes(bytes(1 << 20))
+    keys = keys_of(str(model))
+    store(make_spec(), BF16, keys)
+    weights_of.cache_clear()
+    assert found(make_spec(), BF16, keys) == COUNT
+    # A process that runs goes on with those that it has loaded.
+    os.utime(weights, (1, 1))
+    assert found(make_spec(), BF16, keys) == COUNT
+    weights_of.cache_clear()
+    assert found(make_spec(), BF16, keys) == 0
+
+
+@pytest.mark.parametrize("has_identity", [True, False])
+def test_bytes_of_a_serde_are_found_by_their_identity(
+    make_spec: Callable[..., AdapterSpec], *, has_identity: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spec(dtype: str) -> AdapterSpec:
+        options = {"identity": dtype} if has_identity else {}
+        return {**make_spec(**options), "serde": {"type": "fp8", "fp8_dtype": dtype}}
+
+    keys = keys_of()
+    with caplog.at_level(logging.WARNING, logger="kvring"):
+        store(spec("float8_e4m3fn"), BF16, keys)
+    assert ("two serdes cannot be told apart" in caplog.text) != has_identity
+    assert found(spec("float8_e5m2"), BF16, keys) == 0
+    assert found(spec("float8_e4m3fn"), BF16, keys) == (COUNT if has_identity else 0)
+
+
+def test_callers_that_tell_nothing_get_their_own(data_directory: Path) -> None:
+    path = data_directory / "store"
+    keys = keys_of()
+    told, untold = adapter_spec("plugin", path), adapter_spec("native_plugin", path)
+    store(untold, BF16, keys)
+    assert (found(told, BF16, keys), found(untold, BF16, keys)) == (0, COUNT)
+    store(told, BF16, keys)
+    assert (found(told, BF16, keys), found(untold, BF16, keys)) == (COUNT, 0)
+
+
+def test_an_epoch_from_outside_hides_older_chunks(
+    make_spec: Callable[..., AdapterSpec], data_directory: Path
+) -> None:
+    keys, path = keys_of(), data_directory / "store"
+    store(make_spec(), BF16, keys)
+    with CacheSession(make_spec(), L1_BYTES) as session:
+        set_epoch(path, "step 1")
+        assert not any(session.prefetch(keys, BF16))
+        set_epoch(path, "")
+        assert all(session.prefetch(keys, BF16))
+    with pytest.raises(Exception, match="nobody has it open"):
+        set_epoch(path, "step 2")
+
+
+def test_a_model_is_purged_whoever_stored_it(
+    make_spec: Callable[..., AdapterSpec],
+    data_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(data_directory / "store")
+    store(make_spec(identity="fp8"), BF16, keys_of("one"))
+    store(make_spec(), BF16, keys_of("one"))
+    driver = AdapterDriver(make_spec())
+    assert driver.store([make_key(1, "one", "tenant"), make_key(1, "two")], [b"x"] * 2)
+    assert main(["purge", path, "--model", "one", "--yes"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{one!r} has" in out for one in ("fp8#one", "one", "one@tenant"))
+    assert driver.lookup([make_key(1, "one"), make_key(1, "two")]) == [False, True]
+    driver.close()
+    assert main(["purge", path, "--model", "one", "--yes"]) == 1
+    assert "has no model 'one'; there are 'two'" in capsys.readouterr().err
+    for wrong in (["--model", "one", "--namespace", "one"], []):
+        assert main(["purge", path, "--yes", *wrong]) == 2
+        assert "say one of --namespace and --model" in capsys.readouterr().err
+
+
+def test_archives_keep_what_chunks_are(
+    make_spec: Callable[..., AdapterSpec], data_directory: Path, tmp_path: Path
+) -> None:
+    keys, archive = keys_of(), str(tmp_path / "archive")
+    store(make_spec(), BF16, keys)
+    assert main(["export", str(data_directory / "store"), "--output", archive]) == 0
+    other = data_directory / "other"
+    assert main(["import", str(other), "--input", archive, "--capacity=64MiB"]) == 0
+    spec = adapter_spec("plugin", other, "64MiB")
+    assert found(spec, layout(torch.float16), keys) == 0
+    assert found(spec, BF16, keys) == COUNT
+
+
+def test_a_shared_tier_tells_representations_apart(make_node: MakeNode) -> None:
+    keys = keys_of()
+
+    def objects(dtype: torch.dtype) -> list[Any]:
+        from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
+
+        shape = torch.Size(SHAPE)
+        size_bytes = shape.numel() * dtype.itemsize
+        metadata = [
+            MemoryObjMetadata(shape, dtype, 0, size_bytes, 1, shapes=[shape], dtypes=[dtype])
+            for _ in keys
+        ]
+        return [
+            TensorMemoryObj(torch.ones(size_bytes, dtype=torch.uint8), one, None)
+            for one in metadata
+        ]
+
+    def lookup(node: Node, form: MemoryLayoutDesc) -> int:
+        adapter = node.adapter
+        task = adapter.submit_lookup_and_lock_task(keys, {0: form})
+        bitmaps: list[Any] = []
+
+        def is_there() -> bool:
+            bitmaps.append(adapter.query_lookup_and_lock_result(task))
+            return bitmaps[-1] is not None
+
+        until("the lookup", is_there)
+        return sum(bitmaps[-1].test(number) for number in range(COUNT))
+
+    first = make_node("first")
+    held = objects(torch.bfloat16)
+    first.adapter.submit_store_task(keys, held)
+    until("it is shared", lambda: first.tier["stores"] == COUNT)
+    second = make_node("second")
+    assert lookup(second, layout(torch.float16)) == 0
+    assert lookup(second, BF16) == COUNT
+    target = objects(torch.bfloat16)
+    task = second.adapter.submit_load_task(keys, target)
+    until("the load", lambda: second.adapter.query_load_result(task) is not None)
+    until("it is promoted", lambda: second.tier["promoted"] == COUNT)
+    stats = second.adapter._store.stats()
+    assert lookup(second, BF16) == COUNT
+    assert second.adapter._store.stats()["exists_hits"] == stats["exists_hits"] + COUNT
+    assert lookup(second, layout(torch.float16)) == 0
