@@ -43,7 +43,7 @@ impl Cache {
     }
 
     fn is_flush_due(&self) -> bool {
-        self.index.lasting_changes() > self.durable_changes.load(Ordering::SeqCst)
+        self.index.changes.lasting_ticket() > self.durable_changes.load(Ordering::SeqCst)
     }
 
     /// Makes durable what was stored and removed so far; `all`: also what an earlier owner did.
@@ -53,7 +53,7 @@ impl Cache {
             self.index.write_anew_later();
         }
         // Their bytes were noted as written before.
-        let written = self.index.written_changes();
+        let written = self.index.changes.done();
         let of_data = if all { self.store.sync() } else { self.store.flush() };
         let outcome = of_data.and_then(|()| self.index.sync());
         if outcome.is_ok() {
@@ -75,9 +75,9 @@ impl Cache {
     pub(crate) fn changes_not_durable(&self) -> u64 {
         let durable = match self.config.durability {
             Durability::BestEffort => self.durable_changes.load(Ordering::SeqCst),
-            Durability::Persistent => self.index.written_changes(),
+            Durability::Persistent => self.index.changes.done(),
         };
-        self.index.lasting_changes().saturating_sub(durable)
+        self.index.changes.lasting_ticket().saturating_sub(durable)
     }
 
     /// Whether such a sync has failed since the store was opened.

@@ -67,9 +67,9 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
     let mut uses_ticket = 0;
     let write_uses = move || {
         // One round at a time, however long the file system takes.
-        if cache.index.are_written(uses_ticket) {
+        if cache.index.changes.is_done(uses_ticket) {
             cache.write_uses();
-            uses_ticket = cache.index.queued_changes();
+            uses_ticket = cache.index.changes.ticket();
         }
     };
     let look = || {
@@ -86,7 +86,7 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
     let timers = all.into_iter().filter_map(|(pause, work)| Some(Timer::new(pause?, work)));
     let mut timers: Vec<_> = timers.collect();
     loop {
-        cache.index.announce_changes();
+        cache.index.changes.announce();
         if !cache.maintenance.wait(timers.iter().map(|timer| timer.due).min()) {
             return;
         }
@@ -160,7 +160,7 @@ impl Cache {
     /// Discards extents that were freed, until there is something more urgent.
     pub(super) fn discard_freed(&self) {
         // It waits for records to be cleared.
-        self.index.announce_changes();
+        self.index.changes.announce();
         let mut slice = Instant::now();
         while self.store.discard_freed() && self.maintenance.rest(&mut slice, true) {}
     }
@@ -173,9 +173,9 @@ impl Cache {
             let mut has_more = true;
             while has_more {
                 has_more = index.write_uses(number);
-                index.announce_changes();
+                index.changes.announce();
                 let mut patience = Patience::new(LONGEST_WRITE);
-                if !index.wait_until_written(index.queued_changes(), Some(&mut patience)) {
+                if !index.changes.wait(index.changes.ticket(), Some(&mut patience)) {
                     return;
                 }
                 if slice.elapsed() >= SLICE && !self.maintenance.rest(&mut slice, true) {

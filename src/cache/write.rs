@@ -57,7 +57,7 @@ impl WriteHandle {
             cache: Arc::clone(cache),
             digest,
             extent,
-            free_ticket: cache.index.freeing_changes(),
+            free_ticket: cache.index.changes.freed_ticket(),
             record: Some(reservation),
             quota,
             is_unwritable: false,
@@ -66,7 +66,7 @@ impl WriteHandle {
 
     /// Whether no record in the file names the extent any more. Nothing is written there before.
     pub(crate) fn is_extent_free(&self) -> bool {
-        self.cache.index.are_written(self.free_ticket)
+        self.cache.index.changes.is_done(self.free_ticket)
     }
 
     /// Gives everything back. The store does not give out the extent again soon.

@@ -175,7 +175,7 @@ impl Connector {
         let mut all = Purged::default();
         let mut removal = Removal::default();
         let mut live = self.volumes.live().map(|volume| &volume.shared);
-        if let Some(refused) = live.find(|shared| shared.cache.index.write_refusal().is_some()) {
+        if let Some(refused) = live.find(|shared| shared.cache.index.changes.refusal().is_some()) {
             return Err(not_removed(refused));
         }
         for shared in self.volumes.live().map(|volume| &volume.shared) {
@@ -192,7 +192,7 @@ impl Connector {
         let _gate = self.enter::<&str>(&[])?;
         let expire = |volume: &Volume| {
             let count = volume.shared.cache.expire(false);
-            volume.shared.cache.index.announce_changes();
+            volume.shared.cache.index.changes.announce();
             count
         };
         Ok(self.volumes.live().map(expire).sum())
@@ -244,8 +244,8 @@ impl Removal {
     /// What was queued for the index of a path by now.
     pub(super) fn add(&mut self, shared: &Arc<ReactorGroup>) {
         let index = &shared.cache.index;
-        index.announce_changes();
-        self.waits.push((Arc::clone(shared), index.queued_changes()));
+        index.changes.announce();
+        self.waits.push((Arc::clone(shared), index.changes.ticket()));
     }
 
     /// Waits for the index file, for 30 s at most; without the gate, or close() would wait as well.
@@ -263,7 +263,7 @@ impl Removal {
     ) -> Result<(), SubmitError> {
         let mut outcome = self.refused.map_or(Ok(()), Err);
         for (shared, ticket) in self.waits {
-            if !shared.cache.index.wait_until_written(ticket, patience.as_deref_mut()) {
+            if !shared.cache.index.changes.wait(ticket, patience.as_deref_mut()) {
                 outcome = outcome.and(Err(not_removed(&shared)));
             }
         }
@@ -273,7 +273,7 @@ impl Removal {
 
 /// The error of a removal that the index of a path does not take.
 pub(super) fn not_removed(shared: &ReactorGroup) -> SubmitError {
-    let refusal = shared.cache.index.write_refusal().map(|reason| reason.to_string());
+    let refusal = shared.cache.index.changes.refusal().map(|reason| reason.to_string());
     let reason = refusal.or_else(|| shared.health.reason()).unwrap_or_else(|| {
         "its file system did not take the change in time, or the store was closed; a restart may bring keys back: remove them \
          again"

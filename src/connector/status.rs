@@ -103,7 +103,7 @@ impl Connector {
         }
         let usage = shared.cache.store.usage();
         let (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
-        let kept = shared.cache.directory_watch.reason().or_else(|| index.write_refusal());
+        let kept = shared.cache.directory_watch.reason().or_else(|| index.changes.refusal());
         let reason = kept.map(|reason| reason.to_string()).or_else(|| health.reason());
         let trouble = reason
             .clone()

@@ -233,7 +233,7 @@ impl Connector {
             if !items.is_empty() {
                 volume.shared.reclaim_deleted();
                 volume.shared.answer_when_written(Answer::Removed(items));
-                volume.shared.cache.index.announce_changes();
+                volume.shared.cache.index.changes.announce();
             }
         }
         self.completions.announce();
@@ -281,7 +281,10 @@ impl Connector {
         let remove = |Hashed { key, digest, .. }: Hashed<'_>| {
             let number = self.volumes.number_of(digest, live);
             let cache = &self.volumes.all[number].shared.cache;
-            (number, cache.index.write_refusal().is_none().then(|| cache.delete(digest, key, now)))
+            (
+                number,
+                cache.index.changes.refusal().is_none().then(|| cache.delete(digest, key, now)),
+            )
         };
         self.prefetched(keys.iter().map(Hashed::of).collect()).into_iter().map(remove).collect()
     }

@@ -1,6 +1,5 @@
 //! Which chunks are stored: a map in memory for lookups, and an index file of records for the next open.
 
-mod facade;
 mod file;
 mod inspection;
 #[cfg(test)]

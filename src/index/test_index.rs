@@ -43,7 +43,7 @@ impl<S> Index<S> {
         let mut changes = Vec::new();
         self.table.changes.take(&mut changes);
         self.table.make_in_order(&changes, &|_| ());
-        self.table.changes.sequencer.note_done(changes.len() as u64);
+        self.table.changes.note_done(changes.len() as u64);
     }
 
     /// From here on changes are queued, and nobody writes them.

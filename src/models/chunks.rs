@@ -83,7 +83,7 @@ fn a_read_chunk_is_not_evicted() {
                 let cache = &store.connector.volumes.all[0].shared.cache;
                 cache.evict_coldest();
                 // As the maintenance thread does: a SET waits for the record to be cleared.
-                cache.index.announce_changes();
+                cache.index.changes.announce();
             }
         });
         let stored = store.set("d", &memory(length, 4));

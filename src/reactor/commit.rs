@@ -76,7 +76,9 @@ impl Reactor {
     /// Whether records, or syncs of other reactors, that the group waits for are done.
     pub(super) fn group_can_go_on(&self) -> bool {
         let have_ended = |awaited| self.group.have_ended(self.number, awaited);
-        self.commit.awaited_records.is_some_and(|ticket| self.group.cache.index.are_written(ticket))
+        self.commit
+            .awaited_records
+            .is_some_and(|ticket| self.group.cache.index.changes.is_done(ticket))
             || self.commit.awaited.is_some_and(have_ended)
     }
 
@@ -225,14 +227,14 @@ impl Reactor {
         commit.failed_syncs = self.group.failed_syncs();
         // Their records were cleared, in memory: before the ticket.
         commit.withdrawn = self.group.cache.take_withdrawn();
-        commit.awaited_records = Some(self.group.cache.index.queued_changes());
+        commit.awaited_records = Some(self.group.cache.index.changes.ticket());
         self.sync_index()
     }
 
     /// Once the records are written that the group's sync of the index is for, begins it.
     fn sync_index(&mut self) -> Result<(), EngineError> {
         let cache = &self.group.cache;
-        if !self.commit.awaited_records.is_some_and(|ticket| cache.index.are_written(ticket)) {
+        if !self.commit.awaited_records.is_some_and(|ticket| cache.index.changes.is_done(ticket)) {
             return Ok(());
         }
         self.commit.awaited_records = None;

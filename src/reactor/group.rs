@@ -315,7 +315,7 @@ impl Answer {
         match self {
             Self::Removed(items) => items.into_iter().for_each(Responder::succeed),
             Self::Stored { generation: Some(generation), .. }
-                if cache.index.has_lost_record(generation) =>
+                if cache.index.changes.has_lost(generation) =>
             {
                 let path = cache.config.path().display();
                 let message =

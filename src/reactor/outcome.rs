@@ -305,7 +305,7 @@ impl ReactorGroup {
     /// Starts the thread that writes records, which answers what waits for them.
     pub(crate) fn start_record_writer(self: &Arc<Self>) -> io::Result<RecordWriter> {
         let group = Arc::clone(self);
-        self.cache.index.start_writer(move |event| match event {
+        RecordWriter::start(&self.cache.index.table, move |event| match event {
             WriterEvent::Written => group.note_changes_made(),
             WriterEvent::Refused(error) => group.note_index_refuses(error),
             WriterEvent::Panicked => {
@@ -319,14 +319,14 @@ impl ReactorGroup {
     pub(crate) fn answer_when_written(&self, answer: Answer) {
         let index = &self.cache.index;
         let mut waiting = self.answers.lock();
-        let ticket = index.queued_changes();
-        match index.are_written(ticket) {
+        let ticket = index.changes.ticket();
+        match index.changes.is_done(ticket) {
             true => {
                 drop(waiting);
                 answer.give(&self.cache);
             }
             false if waiting.have_ended => {}
-            false => match index.write_refusal() {
+            false => match index.changes.refusal() {
                 Some(reason) => {
                     drop(waiting);
                     answer.fail(&self.cache, &unavailable(&reason));
@@ -338,7 +338,7 @@ impl ReactorGroup {
 
     /// The index takes no change: fails what waits for it, and what reactors have that does.
     fn note_index_refuses(&self, error: &io::Error) {
-        let reason = self.cache.index.write_refusal().unwrap_or_default();
+        let reason = self.cache.index.changes.refusal().unwrap_or_default();
         if error.raw_os_error().is_none_or(is_of_path) && self.cache.path_count() > 1 {
             self.health.fail_for_now(|| reason.to_string());
         }
@@ -353,7 +353,7 @@ impl ReactorGroup {
     /// Some changes were made: gives the answers that waited for them, and wakes the reactors that do.
     fn note_changes_made(&self) {
         let mut waiting = self.answers.lock();
-        let is_due = |(ticket, _): &(u64, Answer)| self.cache.index.are_written(*ticket);
+        let is_due = |(ticket, _): &(u64, Answer)| self.cache.index.changes.is_done(*ticket);
         let end = waiting.answers.partition_point(is_due);
         let due: Vec<Answer> = waiting.answers.drain(..end).map(|(_, answer)| answer).collect();
         drop(waiting);
@@ -377,7 +377,7 @@ impl ReactorGroup {
 
     /// Nobody makes changes any more, or it is not worth waiting for: fails what waits for them.
     pub(crate) fn fail_answers(&self) {
-        self.cache.index.abandon_changes();
+        self.cache.index.changes.sequencer.end();
         let mut waiting = self.answers.lock();
         waiting.have_ended = true;
         let left = mem::take(&mut waiting.answers);

@@ -104,7 +104,7 @@ impl Reactor {
             )
         });
         if let Some(message) =
-            missed.or_else(|| cache.index.write_refusal().map(|reason| reason.to_string()))
+            missed.or_else(|| cache.index.changes.refusal().map(|reason| reason.to_string()))
         {
             let reason = FailureReason::new(FailureCode::Unavailable, message);
             self.finish_unwritten(grant, Some(Failure::Other(reason)));

@@ -58,7 +58,7 @@ impl Reactor {
 
     /// The index takes no change: fails the SETs here that wait for one.
     pub(super) fn fail_refused(&mut self, now: Instant) {
-        let Some(reason) = self.group.cache.index.write_refusal() else { return };
+        let Some(reason) = self.group.cache.index.changes.refusal() else { return };
         let failure =
             || Failure::Other(FailureReason::new(FailureCode::Unavailable, reason.to_string()));
         let awaiting = mem::take(&mut self.awaiting_extents);

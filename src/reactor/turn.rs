@@ -105,7 +105,7 @@ impl Reactor {
             };
             turns_unannounced += 1;
             if !is_asked_again || turns_unannounced >= ANNOUNCED_TURNS {
-                self.group.cache.index.announce_changes();
+                self.group.cache.index.changes.announce();
                 turns_unannounced = 0;
             }
             let came_back = self.reap_or_sleep(timeout, deadline)?;
@@ -160,7 +160,7 @@ impl Reactor {
             self.drop_queued();
         }
         self.group.completions.announce();
-        self.group.cache.index.announce_changes();
+        self.group.cache.index.changes.announce();
         true
     }
 
@@ -295,6 +295,6 @@ impl Reactor {
             || self.group_can_go_on()
             || self.due_chunk_files.iter().any(can_go_on)
             || (awaits_records || !self.due_chunk_files.is_empty())
-                && self.group.cache.index.write_refusal().is_some()
+                && self.group.cache.index.changes.refusal().is_some()
     }
 }

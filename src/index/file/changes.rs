@@ -8,6 +8,7 @@
 //! address space.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -157,6 +158,15 @@ impl Changes {
             (ends, is_over) = self.notified.wait_until(ends, deadline);
         }
         !*ends
+    }
+}
+
+/// How far they are written.
+impl Deref for Changes {
+    type Target = Sequencer;
+
+    fn deref(&self) -> &Sequencer {
+        &self.sequencer
     }
 }
 

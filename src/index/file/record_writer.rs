@@ -55,7 +55,7 @@ impl RecordWriter {
         let changes = &self.table.changes;
         changes.end();
         join(self.thread, "what was stored or deleted last is not in the index");
-        let is_written = changes.sequencer.is_done(changes.sequencer.ticket());
+        let is_written = changes.is_done(changes.ticket());
         if is_written {
             changes.defer(false);
         }

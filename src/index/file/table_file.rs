@@ -70,7 +70,7 @@ impl Table {
             if !self.make_in_order(&changes, notify) {
                 return;
             }
-            self.changes.sequencer.note_done(changes.len() as u64);
+            self.changes.note_done(changes.len() as u64);
             changes.clear();
             notify(WriterEvent::Written);
         }
@@ -105,7 +105,7 @@ impl Table {
                 && patience.step().is_none()
             {
                 pause = LATER_RETRY_PAUSE;
-                if self.changes.sequencer.refuse(&self.refusal_text(error)) {
+                if self.changes.refuse(&self.refusal_text(error)) {
                     notify(WriterEvent::Refused(error));
                 }
             }
@@ -171,7 +171,7 @@ impl Table {
             Ok(()) if !self.refuses_writes.load(Ordering::Relaxed) => {}
             Ok(()) => {
                 self.refuses_writes.store(false, Ordering::Relaxed);
-                self.changes.sequencer.resume();
+                self.changes.resume();
                 self.logs.returns.log(file, 1, || {
                     format!("{path} can be written again: chunks are stored and deleted again")
                 });

@@ -1,5 +1,6 @@
 //! The map in RAM: which keys are stored, and their readers.
 
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use super::collisions::Quarantine;
@@ -48,6 +49,15 @@ pub(crate) struct Index<S> {
     would_hit: [AtomicU64; 2],
     /// Where keys that come and go are told, if somebody watches them.
     pub(crate) key_events: OnceLock<Arc<KeyEvents>>,
+}
+
+/// The index file is asked through it.
+impl<S> Deref for Index<S> {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.table
+    }
 }
 
 /// Why a chunk is taken out.

@@ -21,9 +21,9 @@ fn uses_are_written_a_few_at_a_time() {
     let index = &still.cache.index;
     // Nobody makes these.
     index.defer_changes();
-    let before = index.queued_changes();
+    let before = index.changes.ticket();
     still.cache.write_uses();
-    let queued = index.queued_changes() - before;
+    let queued = index.changes.ticket() - before;
     assert!((1..=64).contains(&queued), "{queued} uses");
 }
 

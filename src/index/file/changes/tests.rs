@@ -66,7 +66,7 @@ fn changes_are_taken_in_order_and_some_at_a_time() {
         }
     }
     assert!(!changes.take(&mut Vec::new()));
-    assert_eq!(changes.sequencer.ticket(), 300);
+    assert_eq!(changes.ticket(), 300);
 }
 
 #[test]

@@ -11,11 +11,11 @@ use crate::format::record::{RECORD_BYTES, Record};
 /// Makes all changes that are queued, `some` at a time, and calls `look` after each time.
 fn write_behind(index: &TestIndex, some: usize, mut look: impl FnMut()) {
     let mut changes = Vec::new();
-    while !index.table.changes.sequencer.is_done(index.table.changes.sequencer.ticket()) {
+    while !index.table.changes.is_done(index.table.changes.ticket()) {
         index.table.changes.take(&mut changes);
         for part in changes.chunks(some) {
             index.table.make_in_order(part, &|_| ());
-            index.table.changes.sequencer.note_done(part.len() as u64);
+            index.table.changes.note_done(part.len() as u64);
             look();
         }
         changes.clear();
