@@ -107,7 +107,7 @@ $(NEXT_VENV)/.stamp: requirements/lmcache-next.txt requirements/lmcache.txt $(VE
 ENGINES_VENV := .venv-engines
 ENGINES_PY := $(ENGINES_VENV)/bin/python
 
-$(ENGINES_VENV)/.stamp: requirements/engines.txt requirements/lmcache.txt $(VENV)/.stamp-tools
+$(ENGINES_VENV)/.stamp: requirements/engines.txt requirements/engines-cpu.txt requirements/lmcache.txt $(VENV)/.stamp-tools
 	@echo "make: installing vLLM and SGLang, without what they need for GPUs"
 	$(PYTHON) -m venv $(ENGINES_VENV)
 	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -119,6 +119,15 @@ $(ENGINES_VENV)/.stamp: requirements/engines.txt requirements/lmcache.txt $(VENV
 	grep -Ev '^(vllm|sglang)==' requirements/engines.txt > $(ENGINES_VENV)/dependencies.txt
 	$(call install_into,$(ENGINES_PY),-r $(ENGINES_VENV)/dependencies.txt -r requirements/dev.txt -c $(ENGINES_VENV)/constraints.txt)
 	$(call install_into,$(ENGINES_PY),--no-deps $$(grep -E '^(vllm|sglang)==' requirements/engines.txt))
+	kernels=$(ENGINES_VENV)/kernels
+	if ! grep -qw avx2 /proc/cpuinfo; then
+		echo "make: this processor has no AVX2: the tests that run vLLM on it will be skipped"
+	elif ! ( $(call install_into,$(ENGINES_PY),--no-deps --target $$kernels -r requirements/engines-cpu.txt) ); then
+		echo "make: no $$(tail -1 requirements/engines-cpu.txt) for this machine: the tests that run vLLM on its processors will be skipped"
+	else
+		mv $$kernels/vllm/_C*.abi3.so $(ENGINES_VENV)/lib/python3*/site-packages/vllm/
+	fi
+	rm -rf $$kernels
 	touch $@
 
 WHEEL := target/wheel/.stamp

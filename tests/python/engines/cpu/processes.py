@@ -1,0 +1,103 @@
+"""New processes that have imported vLLM: they are forked from one that has nothing else."""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.python.conftest import REPOSITORY
+
+_DEADLINE_S = 240.0
+
+_ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # GiB; the tests take less.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class Answer(NamedTuple):
+    """What a request gave."""
+
+    tokens: list[int]
+    # Of the prompt: those that were not computed.
+    cached: int
+
+
+class Run(NamedTuple):
+    """What an engine gave."""
+
+    answers: list[Answer]
+    # Of the kvring store, if there is one.
+    stats: dict[str, Any]
+
+
+class Processes:
+    """Calls functions of the module `engine`, each in a new process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Import vLLM in a process, before any other asks for one."""
+        self._log = directory / "engine.log"
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([f"{__package__}.engine"])
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in _ENVIRONMENT.items():
+                patch.setenv(name, value)
+            patch.setenv("VLLM_CONFIG_ROOT", str(directory))
+            patch.setenv("VLLM_CACHE_ROOT", str(directory))
+            patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
+            forkserver.ensure_running()
+
+    def call(self, function: str, *arguments: Any, **options: Any) -> Any:
+        """Call a function, and return what it does."""
+        code, answer = self._call(function, arguments, options)
+        assert code == 0, self._log.read_text(encoding="utf-8", errors="replace")[-8000:]
+        return answer
+
+    def call_until_killed(self, function: str, *arguments: Any, **options: Any) -> None:
+        """Call a function that has its process killed."""
+        code, _ = self._call(function, arguments, options)
+        log = self._log.read_text(encoding="utf-8", errors="replace")
+        assert code == -signal.SIGKILL, log[-8000:]
+
+    def _call(self, *call: Any) -> tuple[int | None, Any]:
+        answers, end = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_run, args=(end, self._log, *call))
+        process.start()
+        end.close()
+        answer = None
+        # Which comes where it ends without an answer.
+        with suppress(EOFError):
+            if answers.poll(_DEADLINE_S):
+                answer = answers.recv()
+        process.join(timeout=20)
+        process.kill()
+        process.join()
+        return process.exitcode, answer
+
+
+def _run(end: Connection, log: Path, name: str, arguments: Any, options: Any) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    from tests.python.engines.cpu import engine
+
+    function: Callable[..., Any] = getattr(engine, name)
+    try:
+        end.send(function(*arguments, **options))
+    except BaseException:
+        traceback.print_exc()
+        raise
