@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -16,7 +18,7 @@ import pytest
 
 import kvring
 from kvring.cli import main
-from kvring.cli.doctor import place
+from kvring.cli.doctor import left_memory, place
 from kvring.cli.machine import mount_of
 from tests.python.conftest import MIB, Client, pattern, run_child
 from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
@@ -219,6 +221,100 @@ def test_a_file_system_that_is_not_supported(
 def test_a_capacity_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["doctor", str(tmp_path), "--capacity", "big"]) == 2
     assert "kvring doctor: --capacity: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def shm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have a directory of memory looked at in place of /dev/shm, and no file too young."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        monkeypatch.setattr(left_memory, "_DIRECTORY", Path(directory))
+        monkeypatch.setattr(left_memory, "_LEAST_AGE_S", 0)
+        yield Path(directory)
+
+
+def cleaned(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    status, findings = examine(capsys, "--clean-shm")
+    assert status == 0
+    return [one["what"] for one in findings]
+
+
+@pytest.mark.parametrize("use", ["open", "mapped"])
+def test_memory_of_a_killed_vllm_goes_when_no_process_has_it(
+    capsys: pytest.CaptureFixture[str], shm: Path, use: str
+) -> None:
+    """A number behind the name makes it a further file of the same engine."""
+    files = [shm / f"vllm_offload_of-{name}" for name in ("1.mmap", "1.mmap.1", "2.mmap")]
+    for file in files:
+        file.write_bytes(bytes(MIB))
+    script = "import mmap, sys; file = open(sys.argv[1], 'r+b'); "
+    if use == "mapped":
+        # What Python maps it keeps open, so that somebody else has to map it.
+        script += "import ctypes; libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p; "
+        script += "libc.mmap(None, 4096, 3, 1, file.fileno(), 0); file.close(); "
+    script += "print(flush=True); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script, str(files[1])]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        _, findings = examine(capsys)
+        found = only(findings, "memory of vLLM", "warning")
+        assert found["what"].startswith(f"1 file in {shm} with 1.0 MiB of a killed vLLM")
+        assert cleaned(capsys)[-1].startswith(f"removed 1 file in {shm} with 1.0 MiB")
+        assert sorted(shm.iterdir()) == files[:2]
+        process.kill()
+    _, findings = examine(capsys)
+    assert "2 files" in only(findings, "memory of vLLM", "warning")["what"]
+    assert cleaned(capsys)[-1].startswith(f"removed 2 files in {shm} with 2.0 MiB")
+    assert list(shm.iterdir()) == []
+
+
+def test_memory_that_may_be_of_a_vllm_that_starts_stays(
+    capsys: pytest.CaptureFixture[str], shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(left_memory, "_LEAST_AGE_S", 60)
+    (young := shm / "vllm_offload_1.mmap").touch()
+    assert not any(one["check"] == "memory of vLLM" for one in examine(capsys)[1])
+    assert "younger than 60 s" in cleaned(capsys)[0]
+    assert list(shm.iterdir()) == [young]
+
+
+def test_what_is_no_file_of_vllm_stays(capsys: pytest.CaptureFixture[str], shm: Path) -> None:
+    (target := shm / "target").touch()
+    (shm / "vllm_offload_1.mmap").symlink_to(target)
+    (shm / "vllm_offload_2.mmap").mkdir()
+    for name in ("vllm_offload_3", "vllm_offload_4.mmap.x", "other_vllm_offload_5.mmap"):
+        (shm / name).touch()
+    before = sorted(shm.iterdir())
+    assert cleaned(capsys)[-1].startswith("removed 0 files")
+    assert sorted(shm.iterdir()) == before
+
+
+def clean_as_another_user(directory: str) -> None:
+    """Clean as a user who cannot read what root does."""
+    Path(directory, "vllm_offload_root.mmap").touch()
+    own = Path(directory, "vllm_offload_own.mmap")
+    own.touch()
+    os.chown(own, USER_ID, USER_ID)
+    left_memory._DIRECTORY = Path(directory)
+    left_memory._LEAST_AGE_S = 0
+    doctor_of_child("--clean-shm", "user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user's id: that takes root")
+def test_a_user_removes_memory_of_its_own(public_directory: Path) -> None:
+    ended = run_child(clean_as_another_user, str(public_directory))
+    note, removed = json.loads(ended.stdout)
+    assert (note["level"], "1 file" in note["what"]) == ("note", True)
+    assert "of other users: not every process can be read" in note["what"]
+    assert removed["what"].startswith("removed 1 file")
+    assert removed["what"].endswith("; not every process can be read")
+    assert [one.name for one in public_directory.iterdir()] == ["vllm_offload_root.mmap"]
+
+
+def test_cleaning_looks_at_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--clean-shm", "/mnt"]) == 2
+    assert "--clean-shm goes without PATH" in capsys.readouterr().err
 
 
 @pytest.fixture

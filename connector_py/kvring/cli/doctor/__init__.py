@@ -10,6 +10,7 @@ from kvring import ConfigError
 from kvring._native import size_bytes
 from kvring.cli.doctor.drive import drives_below, look_at_drive
 from kvring.cli.doctor.findings import Finding, Level
+from kvring.cli.doctor.left_memory import look_at_left_memory
 from kvring.cli.doctor.place import existing_part, look_at_path, try_a_store
 from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
@@ -30,15 +31,25 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 @click.command(epilog=_EPILOG, short_help="Find out whether kvring works here, and how well.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--capacity", metavar="SIZE", help="What the store is to take, such as 500GiB.")
+@click.option(
+    "--clean-shm",
+    is_flag=True,
+    help="Only remove files of a killed vLLM in /dev/shm that no process has open or mapped.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of all findings.")
-def doctor(path: Path | None, capacity: str | None, as_json: bool) -> int:
+def doctor(path: Path | None, capacity: str | None, clean_shm: bool, as_json: bool) -> int:
     """Look at the kernel, at limits, and at what a store at PATH would lie on.
 
     Run it as the server runs: as its user, in its container, with its limits. A small store is made
     in a new directory below PATH, and removed. A store that is there is not touched. Without PATH
-    only the machine is looked at.
+    only the machine is looked at. Where containers share /dev/shm, run --clean-shm on the host.
     """
-    findings = _findings(path, _capacity_bytes(capacity))
+    if clean_shm and path is not None:
+        raise WrongArguments("--clean-shm goes without PATH: it looks at /dev/shm alone")
+    if clean_shm:
+        findings = list(look_at_left_memory(is_cleaning=True))
+    else:
+        findings = _findings(path, _capacity_bytes(capacity))
     if as_json:
         print_json([{**asdict(one), "level": one.level.name.lower()} for one in findings])
     else:
@@ -47,7 +58,7 @@ def doctor(path: Path | None, capacity: str | None, as_json: bool) -> int:
 
 
 def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
-    findings = [*look_at_software(), *look_at_limits(), *look_at_memory()]
+    findings = [*look_at_software(), *look_at_limits(), *look_at_memory(), *look_at_left_memory()]
     if path is not None:
         findings += look_at_path(path, capacity_bytes)
         for drive in drives_below(existing_part(path)):
