@@ -46,6 +46,9 @@ def test_the_whole_command_holds_the_json(capsys: pytest.CaptureFixture[str]) ->
     assert parameters["quotas"] == {"m": "1GiB"}
     *_, name, transfer = shlex.split(engine)
     assert (name, json.loads(transfer)["kv_role"]) == ("--kv-transfer-config", "kv_both")
+    # Under a killed server a step would wait 600 s, and end in an AssertionError.
+    assert json.loads(transfer)["kv_load_failure_policy"] == "recompute"
+    assert json.loads(transfer)["kv_connector_extra_config"]["lmcache.mp.mq_timeout"] == 30
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,16 @@ LMCACHE_ADAPTERS = {
 }
 
 # From what LMCache 0.5.6 says where vLLM cannot reach its server; host and port are the defaults.
+# By default a step of vLLM waits 600 s for a server that is gone, and then fails.
 _LMCACHE_TRANSFER = {
     "kv_connector": "LMCacheMPConnector",
     "kv_role": "kv_both",
-    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 5555},
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {
+        "lmcache.mp.host": "tcp://localhost",
+        "lmcache.mp.port": 5555,
+        "lmcache.mp.mq_timeout": 30,
+    },
 }
 
 
