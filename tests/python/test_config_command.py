@@ -113,7 +113,10 @@ def test_the_command_of_vllm_has_the_tier(capsys: pytest.CaptureFixture[str]) ->
     assert shlex.split(command)[:3] == ["vllm", "serve", "MODEL"]
     spec = json.loads(shlex.split(command)[-1])
     assert spec == json.loads(block)
-    assert json.loads(printed(capsys, "config", *arguments, "--for", "vllm", "--json")) == spec
+    assert main(["config", *arguments, "--for", "vllm", "--json"]) == 0
+    ended = capsys.readouterr()
+    assert json.loads(ended.out) == spec
+    assert "must hold the longest prefix as a whole" in ended.err
     assert spec["kv_connector"] == "OffloadingConnector"
     extra = spec["kv_connector_extra_config"]
     assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 10 << 30)
@@ -127,6 +130,66 @@ def test_the_command_of_vllm_has_the_tier(capsys: pytest.CaptureFixture[str]) ->
             "ttl": "1d",
         }
     ]
+
+
+LLAMA_8B = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 163840,
+}
+HYBRID = {"layer_types": ["linear_attention"] * 24 + ["full_attention"] * 8, "head_dim": 256}
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "told"),
+    [
+        (LLAMA_8B, "", "131,072 tokens of 128.0 KiB (16 bits) are 16.0 GiB, which --l1-size-gb 64"),
+        (LLAMA_8B, "--l1-size-gb 15.9", "16.0 GiB: longer prefixes than --l1-size-gb 15.9 holds"),
+        (LLAMA_8B, "--l1-size-gb 16", "are 16.0 GiB, which --l1-size-gb 16 holds"),
+        (LLAMA_8B, "--l1-size-gb 3 --max-model-len 32768", "write --l1-size-gb 4 or a smaller"),
+        (DEEPSEEK_V3, "", "163,840 tokens of 68.6 KiB (16 bits) are 10.7 GiB, which"),
+        # As of a model that sees pictures, with layers that have states.
+        ({"text_config": {**LLAMA_8B, **HYBRID}}, "--max-model-len 1024", "of 64.0 KiB"),
+    ],
+)
+def test_the_least_primary_tier_of_vllm_is_told(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: dict[str, Any],
+    arguments: str,
+    told: str,
+) -> None:
+    (path := tmp_path / "config.json").write_text(json.dumps(model), encoding="utf-8")
+    for place in (tmp_path, path):
+        command = f"config /mnt/nvme/kvring 500GiB --for vllm --model {place} {arguments}"
+        assert main(command.split()) == 0
+        ended = capsys.readouterr()
+        assert told in ended.err
+        assert ("kvring config: warning: " in ended.err) is ("holds are not loaded" in ended.err)
+        assert "vllm serve" in ended.out
+
+
+def test_a_model_that_tells_too_little_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (path := tmp_path / "config.json").write_text('{"num_hidden_layers": 2}', encoding="utf-8")
+    command = ["config", "/mnt/nvme/kvring", "500GiB", "--for", "vllm", "--model", str(path)]
+    assert main(command) == 2
+    assert "'num_attention_heads' is not told" in capsys.readouterr().err
+    path.write_text("[]", encoding="utf-8")
+    assert main(command) == 2
+    assert "cannot read a config.json" in capsys.readouterr().err
 
 
 def test_the_command_of_sglang_has_the_backend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +278,8 @@ REFUSED = {
     f"{PLACE} --for sglang --huge-pages": "--for sglang",
     f"{PLACE} --for vllm --type plugin": "--for vllm",
     f"{PLACE} --for sglang --option capcity=1": "capcity",
+    f"{PLACE} --model /": "go with --for vllm",
+    f"{PLACE} --for vllm --max-model-len 9": "goes with --model",
 }
 
 

@@ -19,6 +19,7 @@ from kvring.cli.deployment import (
     systemd_unit,
 )
 from kvring.cli.failure import WrongArguments
+from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
 
@@ -73,6 +74,18 @@ _FORMS: dict[str, Callable[[list[Path], list[str]], str]] = {
     metavar="GB",
     help="CPU memory above the store; of SGLang that of each rank.",
 )
+@click.option(
+    "--model",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIRECTORY",
+    help="Of vLLM: the model, or its config.json, by which the least --l1-size-gb is told.",
+)
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Of vLLM: the same option of its own; by default what the model's config.json has.",
+)
 @click.option("--huge-pages", is_flag=True, help="Have that of LMCache made of huge pages.")
 @click.option("--json", "form", flag_value="json", help="Print only the JSON.")
 @click.option("--systemd", "form", flag_value="systemd", help="Print a systemd unit.")
@@ -99,6 +112,8 @@ def config(
     shared: str | None,
     others: tuple[str, ...],
     l1_size_gb: float,
+    model: Path | None,
+    max_model_len: int | None,
     huge_pages: bool,
     form: str | None,
     base: TextIO | None,
@@ -119,11 +134,16 @@ def config(
     if program != "lmcache" and (kind or shared or huge_pages or form not in (None, "json")):
         text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
         raise click.UsageError(text)
+    if program != "vllm" and (model or max_model_len):
+        raise click.UsageError("--model and --max-model-len go with --for vllm")
+    if max_model_len and model is None:
+        raise click.UsageError("--max-model-len goes with --model")
     if shared is not None and kind == "native_plugin":
         raise click.UsageError("--shared goes with --type plugin: native_plugin knows no adapters")
     tier = None if shared is None else shared_tier(shared)
     parameters = _parameters(path, capacity, others, has_shared=tier is not None)
     if program == "vllm":
+        click.echo(f"kvring config: {advice(model, max_model_len, l1_size_gb)}", err=True)
         start = vllm(parameters, l1_size_gb)
     elif program == "sglang":
         if l1_size_gb != round(l1_size_gb):
