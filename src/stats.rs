@@ -97,7 +97,7 @@ macro_rules! path_stats {
             pub reason: String,
             /// What fails now: `reason`, or transfers of which none has worked since; empty if all is well.
             pub trouble: String,
-            /// What is worth knowing and no trouble: that its drive is slow; empty if there is nothing.
+            /// What is worth knowing and no trouble: that its drive is slow, that nothing is ever found; empty if there is nothing.
             pub note: String,
             /// The last error of the device or the file system; empty if there was none.
             pub last_error: String,
@@ -154,6 +154,8 @@ path_stats! {
     would_hit_at_1_5x,
     /// The same with twice the capacity.
     would_hit_at_2x,
+    /// 1 if much was written since the store was opened, long ago, and nothing was found; then `note` says so.
+    unused,
 }
 
 impl PathStats {

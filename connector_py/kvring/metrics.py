@@ -139,6 +139,7 @@ _OF_PATHS: Final = (
     ("kvring_leased_bytes", "Data that must stay for loads to come.", "leased_bytes"),
     ("kvring_pinned_bytes", "Data that is pinned.", "pinned_bytes"),
     ("kvring_path_up", "Whether the path is in use.", "in_use"),
+    ("kvring_path_unused", "Whether much was written long since, and nothing found.", "unused"),
 )
 
 

@@ -72,9 +72,14 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
             uses_ticket = cache.index.changes.ticket();
         }
     };
-    let look = || {
+    let mut is_unused = false;
+    let look = move || {
         // First: the look may wait for a device that fails.
         cache.tell_counts(false);
+        if !is_unused && let Some(note) = cache.unused() {
+            is_unused = true;
+            log::warn!("{}: {note}", cache.config.path().display());
+        }
         cache.look_for_files(tell);
     };
     let all: [(_, Box<dyn FnMut()>); 4] = [

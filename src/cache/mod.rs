@@ -16,6 +16,7 @@ mod read;
 mod room;
 mod suspect_chunks;
 mod threads;
+mod unused;
 mod write;
 mod writes;
 
@@ -89,6 +90,8 @@ pub(crate) struct Cache {
     pub(crate) open_store: OpenStore,
     /// Space is short.
     maintenance: BackgroundSignal<()>,
+    /// By the clock that only goes forward.
+    opened_s: u32,
     /// Blocks of about the longest chunk of late.
     typical_blocks: AtomicU32,
     /// Bytes that room is needed for.
@@ -121,6 +124,7 @@ impl Cache {
     ) -> Self {
         Self {
             maintenance: BackgroundSignal::default(),
+            opened_s: config.clock.passed_s(),
             typical_blocks: AtomicU32::new(1),
             growth: BackgroundSignal::default(),
             flushes: BackgroundSignal::default(),

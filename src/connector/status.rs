@@ -96,6 +96,7 @@ impl Connector {
             discarded_at_open: volume.recovery.discarded(),
             would_hit_at_1_5x,
             would_hit_at_2x,
+            unused: shared.cache.unused().is_some().into(),
             ..PathStats::default()
         };
         if !is_owner {
@@ -110,6 +111,7 @@ impl Connector {
             .or_else(|| shared.responsiveness.silence())
             .or_else(|| index.unreadable().map(|error| error.to_string()))
             .or_else(|| health.trouble());
+        let note = shared.responsiveness.note(Instant::now()).or_else(|| shared.cache.unused());
         let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let (last_error, last_error_ms) =
             health.last_error().map_or_else(Default::default, |error| {
@@ -118,7 +120,7 @@ impl Connector {
         PathStats {
             reason: reason.unwrap_or_default(),
             trouble: trouble.unwrap_or_default(),
-            note: shared.responsiveness.note(Instant::now()).unwrap_or_default(),
+            note: note.unwrap_or_default(),
             last_error,
             last_error_ms,
             records: u64::from(index.used_records()),

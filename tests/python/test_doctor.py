@@ -157,6 +157,20 @@ def test_a_store_that_is_open_elsewhere(
     assert any(one["check"] == "store" and one["level"] == "ok" for one in findings)
 
 
+def test_the_owner_says_that_nothing_is_ever_found(
+    capsys: pytest.CaptureFixture[str],
+    client: Client,
+    store_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a store has an owner of hours: its note is that of a test of the core."""
+    stats = client.connector.stats()
+    stats["paths"][0]["note"] = "nothing was found since the open 3 h ago"
+    monkeypatch.setattr(type(client.connector), "stats", lambda _: stats, raising=True)
+    _, findings = examine(capsys, store_directory)
+    assert any("nothing was found" in one["what"] and one["remedy"] for one in findings)
+
+
 @pytest.mark.root
 def test_memory_is_no_drive(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with ExitStack() as stack:

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::held_back::HeldBack;
+use crate::common::logged;
 use crate::common::{Client, MIB, Memory, config, eventually, key, keys, pattern};
 use kvring::testing::{Action, Clock};
 use kvring::{Config, Eviction, list_chunks};
@@ -345,4 +346,31 @@ fn a_prefix_ends_at_the_first_miss_and_is_leased_as_one() {
     assert!(prefix(&[]).is_empty());
     assert_eq!(prefix(&keys(99..100)), [true]);
     assert_eq!((client.counter("exists_hits"), client.counter("exists_misses")), (71, 2));
+}
+
+#[test]
+fn a_store_that_is_only_written_says_so_until_something_is_found() {
+    logged::keep();
+    let directory = tempfile::tempdir().unwrap();
+    let Timed { now_ms, client } =
+        &Timed::open(directory.path(), START_MS, |config| config.ttl = None);
+    let note = || {
+        let path = client.connector.stats().paths.remove(0);
+        assert_eq!(path.unused == 1, !path.note.is_empty());
+        path.note
+    };
+    let memory = Memory::patterned(MIB as usize, 0, 1);
+    assert!(client.set(&keys(0..3), &[&memory; 3]).ok);
+    assert_eq!(client.exists(&keys(10..11)), [false]);
+    now_ms.store(START_MS + HOUR_MS, Ordering::SeqCst);
+    assert_eq!(note(), "", "a tenth of 32 MiB is more");
+    assert!(client.set_one(&key(3), &memory));
+    now_ms.store(START_MS + HOUR_MS - 1000, Ordering::SeqCst);
+    assert_eq!(note(), "", "it is too early");
+    now_ms.store(START_MS + 3 * HOUR_MS, Ordering::SeqCst);
+    assert!(note().starts_with("nothing was found since the open 3 h ago, though 4 MiB"));
+    let lines = || logged::lines(directory.path(), "nothing was found");
+    eventually("the log says so", || !lines().is_empty());
+    assert_eq!(client.exists(&keys(0..1)), [true]);
+    assert_eq!((note().as_str(), lines().len()), ("", 1));
 }

@@ -13,6 +13,7 @@ from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.machine import mount_of
 from kvring.cli.output import size_text
 from kvring.cli.places import PlaceError, own_directory
+from kvring.owner_socket import ask
 
 __all__ = ["existing_part", "look_at_path", "try_a_store"]
 
@@ -126,11 +127,24 @@ def _look_at_owner(path: Path) -> Iterator[Finding]:
     if facts["holder"] is not None:
         remedy = "well, if that is the server; a second one is refused: give it a path of its own"
         yield Finding(Level.WARNING, "store", f"{facts['holder']} has it open", remedy)
+        yield from _ask_owner(path)
     elif facts["is_closed_in_order"]:
         yield Finding(Level.OK, "store", "there is one, which was closed in order")
     else:
         what = "there is one, which was not closed in order: what it holds is found all the same"
         yield Finding(Level.NOTE, "store", what)
+
+
+def _ask_owner(path: Path) -> Iterator[Finding]:
+    try:
+        paths = (ask(path, None, {"ask": "stats"}) or {"stats": {"paths": []}})["stats"]["paths"]
+    except (KvRingError, OSError) as error:
+        yield Finding(Level.NOTE, "store", f"its owner does not tell how it is: {error}")
+        return
+    for one in paths:
+        if what := one["trouble"] or one["note"]:
+            remedy = "docs/operations.md#a-line-in-the-log, docs/runbook.md"
+            yield Finding(Level.WARNING, "store", f"{one['path']}: {what}", remedy)
 
 
 def try_a_store(path: Path) -> Iterator[Finding]:
