@@ -178,8 +178,9 @@ class HiCacheKvring(HiCacheStorage):
                 )
                 boundary = max(possible, default=0)
             elif transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-                # A second form of the same pages, which is not looked for; it gates no hit.
-                continue
+                # A second form of the same pages. It gates no hit.
+                boundary = min(self._in_groups(pool, transfer), len(keys))
+                possible = set(restorable)
             else:
                 text = f"kvring.sglang does not know the hit policy {transfer.hit_policy}"
                 raise ValueError(text)
@@ -321,6 +322,13 @@ class HiCacheKvring(HiCacheStorage):
     def _leading(self, pool: Pool, keys: list[str]) -> int:
         # Without memory of its own it is stored by its sidecars alone.
         return len(keys) if pool.is_logical else self._store.count_leading(pool, keys)
+
+    def _in_groups(self, pool: Pool, transfer: PoolTransfer) -> int:
+        """Return how many pages the leading whole groups of a transfer's keys stand for."""
+        if not transfer.keys or not transfer.group_pages:
+            return 0
+        groups = self._leading(pool, transfer.keys) // int(transfer.group_pages)
+        return groups * int(transfer.block_pages)
 
     def _load_pools(self, wanted: list[tuple[Pool, list[str], Any]]) -> list[list[bool]]:
         batches = [(pool, pool.to_load(keys, rows)) for pool, keys, rows in wanted]

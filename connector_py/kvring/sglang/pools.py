@@ -1,16 +1,19 @@
 """Pages of SGLang's host pools as chunks of a store: under which keys, and where in memory."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from sglang.srt.runtime_context import get_context
 
 from kvring._native import engine_namespace, rank_prefix
 from kvring.engine_store import digest_of
+from kvring.weights import weights_of
 
-__all__ = ["Form", "Pages", "Pool", "memory_of"]
+__all__ = ["FILES", "SETTINGS", "Form", "Pages", "Pool", "memory_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -23,7 +26,71 @@ _BUFFERS: Final = (
     "index_k_with_scale_buffer",
     "temporal_buffer",
     "conv_buffer",
+    "slot_state_buffers",
 )
+
+# Fields of SGLang's configuration (`arg_groups/fields` of 0.5.23) that decide how KV is computed,
+# or what its bytes mean. tests/python/engines/test_knobs.py says why the others do not.
+SETTINGS: Final = (
+    "attention_backend",
+    "cp_strategy",
+    "decode_attention_backend",
+    "dllm_algorithm",
+    "dsa_decode_backend",
+    "dsa_prefill_backend",
+    "dsv4_attn_backend",
+    "dsv4_prefill_backend",
+    "dtype",
+    "enable_deepseek_v4_fp4_indexer",
+    "enable_dsa_cache_layer_split",
+    "enable_int8_mamba_checkpoint",
+    "enable_kv_cache_sharding",
+    "enable_linear_replayssm",
+    "enable_linear_replayssm_spec",
+    "is_embedding",
+    "json_model_override_args",
+    "kt_method",
+    "kt_num_gpu_experts",
+    "kv_cache_dtype",
+    "linear_attn_backend",
+    "linear_attn_decode_backend",
+    "linear_attn_prefill_backend",
+    "linear_attn_verify_backend",
+    "load_format",
+    "mamba_backend",
+    "mamba_ssm_dtype",
+    "mm_process_config",
+    "model_config_parser",
+    "model_impl",
+    "model_loader_extra_config",
+    "modelopt_quant",
+    "prefill_attention_backend",
+    "qsa_indexer_dtype",
+    "quantization",
+    "quantize_and_serve",
+    "revision",
+    "speculative_algorithm",
+    "speculative_draft_attention_backend",
+    "speculative_draft_kv_cache_dtype",
+    "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
+    "speculative_draft_model_revision",
+    "weight_version",
+)
+
+# Those that name files or models, and the field with the revision.
+FILES: Final = {
+    "decrypted_config_file": None,
+    "decrypted_draft_config_file": None,
+    "dllm_algorithm_config": None,
+    "kt_weight_path": None,
+    "model_path": "revision",
+    "modelopt_checkpoint_restore_path": None,
+    "quantization_param_path": None,
+    "rl_quant_profile": None,
+    "speculative_draft_model_path": "speculative_draft_model_revision",
+    "uno_lora_path": None,
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +150,8 @@ class Pool:
             "pool": [name, type(host_pool).__name__],
             "layout": str(getattr(host_pool, "layout", "")),
             "dtype": str(getattr(host_pool, "dtype", "")),
+            "buffers": _buffers_of(host_pool),
+            "server": _server_facts(),
             "page_size": self.page_size,
             "layers": [getattr(host_pool, one, None) for one in ("start_layer", "end_layer")],
             "pipeline": [config.pp_rank, config.pp_size],
@@ -228,12 +297,41 @@ class Pool:
 def memory_of(host_pool: Any) -> Iterator[tuple[int, int]]:
     """Find the memory of a host pool: address and length of each piece, once."""
     seen = set()
+    for _, buffer in _tensors_of(host_pool):
+        storage = buffer.untyped_storage()
+        if buffer.device.type == "cpu" and storage.nbytes() and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            yield storage.data_ptr(), storage.nbytes()
+
+
+def _tensors_of(host_pool: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name in _BUFFERS:
         buffers = getattr(host_pool, name, None)
         for buffer in buffers if isinstance(buffers, (list, tuple)) else [buffers]:
-            if not isinstance(buffer, torch.Tensor) or buffer.device.type != "cpu":
-                continue
-            storage = buffer.untyped_storage()
-            if storage.data_ptr() not in seen and storage.nbytes():
-                seen.add(storage.data_ptr())
-                yield storage.data_ptr(), storage.nbytes()
+            if isinstance(buffer, torch.Tensor):
+                yield name, buffer
+
+
+def _buffers_of(host_pool: Any) -> list[tuple[str, str, list[int]]]:
+    """Return the name, dtype and shape of a host pool's buffers, whatever the pool's size."""
+    sizes = {getattr(host_pool, one, None) for one in ("size", "page_num")}
+    return [
+        (name, str(buffer.dtype), [-1 if length in sizes else length for length in buffer.shape])
+        for name, buffer in _tensors_of(host_pool)
+    ]
+
+
+def _server_facts() -> dict[str, Any]:
+    """Return what this process's server knows of its KV; nothing if it is no server."""
+    read = get_context().config_leaf
+    try:
+        facts: dict[str, Any] = {name: str(read(name)) for name in SETTINGS}
+        for name, revision in FILES.items():
+            path = read(name)
+            # Renamed models are told apart by their names.
+            weights = weights_of(path, revision and read(revision)) if path else None
+            facts[name] = weights if name == "model_path" else [path, weights]
+    except ValueError:
+        return {}
+    # Which layers the ranks of a pipeline have, those with states among them.
+    return facts | {"partition": os.environ.get("SGLANG_PP_LAYER_PARTITION")}

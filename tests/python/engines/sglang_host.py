@@ -8,11 +8,13 @@ from typing import Any, Final
 
 import pytest
 import torch
-from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateDType, Mamba2StateShape
 from sglang.srt.mem_cache.memory_pool import MambaPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.runtime_context import get_context
 
+from kvring.sglang.pools import Pool
 from tests.python.conftest import CAPACITY_BYTES
 from tests.support import sglang_pools
 from tests.support.sglang_pools import MEMORY_BYTES, host_pool, make_backend, storage_config
@@ -62,8 +64,8 @@ def device_pool(
     )
 
 
-def mamba_pools(layout: str = "page_first") -> tuple[Any, Any]:
-    """Make the pools of Mamba states: the GPU's, and that in memory."""
+def mamba_pools(layout: str = "page_first", dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """Make the pools of Mamba states: the GPU's, and that in memory; the dtype is SSM's."""
     shape = Mamba2StateShape.create(
         tp_world_size=1,
         intermediate_size=8,
@@ -73,7 +75,8 @@ def mamba_pools(layout: str = "page_first") -> tuple[Any, Any]:
         state_size=4,
         conv_kernel=4,
     )
-    parameters = Mamba2CacheParams(shape=shape, layers=[0, 2])
+    dtypes = Mamba2StateDType(conv=torch.bfloat16, temporal=dtype)
+    parameters = Mamba2CacheParams(shape=shape, layers=[0, 2], dtype=dtypes)
     device = MambaPool(
         size=8,
         spec_state_size=0,
@@ -85,6 +88,18 @@ def mamba_pools(layout: str = "page_first") -> tuple[Any, Any]:
     with host_memory_budget_scope(MEMORY_BYTES):
         options = {"device_capacity": 8, "pin_memory": False, "layout": layout}
         return device, MambaPoolHost(buffers, 2.0, 0, **options)
+
+
+def namespace_of(pool: Any, name: str = "kv", **server: Any) -> str:
+    """Return the namespace of a host pool under a server with some fields."""
+    more = {"is_replicated": False, "in_place": True}
+    with get_context().override_server_args(**server):
+        return Pool(name, pool, storage_config({}), **more).form.namespace
+
+
+def kv_pool(dtype: torch.dtype = torch.bfloat16, ratio: float = 2.0) -> Any:
+    """Make a host pool of MHA."""
+    return host_pool(device_pool("mha", dtype=dtype), ratio=ratio)
 
 
 class Pages:

@@ -83,6 +83,23 @@ def twins(request: pytest.FixtureRequest, store_path: Path, tmp_path: Path) -> I
     shutil.rmtree(files)
 
 
+def test_whole_groups_of_a_second_form_are_told_and_gate_no_hit(twins: Twins) -> None:
+    keys, kv, form = KEYS[:12], PoolName.KV, PoolName("indexer")
+    groups = page_keys(6, "groups")
+    # Two of its pages stand for four of KV, so these have one whole group and a half.
+    twins.store({kv: keys[:10], form: groups[:3]})
+    asked = PoolTransfer(
+        form, keys=groups, hit_policy=PoolHitPolicy.BLOCK_GROUPS, block_pages=4, group_pages=2
+    )
+    found = twins.kvring.batch_exists_v2(keys, [asked])
+    assert found.extra_pool_hit_pages == {kv: 10, form: 4}
+    assert found.kv_hit_pages == 10
+    twins.store({form: groups})
+    assert twins.kvring.batch_exists_v2(keys, [asked]).extra_pool_hit_pages[form] == 12
+    asked.keys = None
+    assert twins.kvring.batch_exists_v2(keys, [asked]).extra_pool_hit_pages == {kv: 10}
+
+
 def test_prefixes_are_found_as_sglangs_own_backend_finds_them(twins: Twins) -> None:
     choose = random.Random(7)
     policies = [PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES]

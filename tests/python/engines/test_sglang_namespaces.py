@@ -1,6 +1,7 @@
 """Under which names pages are stored: no model and no layout gets those of another."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -9,7 +10,8 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 
-from tests.python.engines.sglang_host import KEYS, OpenRank
+from kvring.weights import weights_of
+from tests.python.engines.sglang_host import KEYS, OpenRank, kv_pool, mamba_pools, namespace_of
 from tests.support.sglang_pools import MODEL
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -91,3 +93,50 @@ def test_an_identity_stands_before_the_namespace(open_rank: OpenRank) -> None:
     assert rank.backend.clear()
     assert rank.backend.batch_exists(KEYS) == 0
     assert list(rank.connector.usage()) == names[1:]
+
+
+HYBRID: Final = '{"layer_types": ["attention", "mamba", "mamba"]}'
+
+
+def test_each_kind_of_fp8_has_a_namespace_of_its_own() -> None:
+    one, other = kv_pool(torch.float8_e4m3fn), kv_pool(torch.float8_e5m2)
+    assert one.dtype == other.dtype == torch.uint8
+    first = namespace_of(one, kv_cache_dtype="fp8_e4m3")
+    assert first != namespace_of(other, kv_cache_dtype="fp8_e5m2")
+
+
+def test_states_of_other_dtypes_or_layers_have_another_namespace() -> None:
+    names = {
+        namespace_of(mamba_pools(dtype=dtype)[1], "mamba", json_model_override_args=layers)
+        for dtype in (torch.bfloat16, torch.float16)
+        for layers in ("{}", HYBRID)
+    }
+    assert len(names) == 4
+
+
+def test_scales_overrides_and_weights_have_namespaces_of_their_own(tmp_path: Path) -> None:
+    scales, model = tmp_path / "scales.json", tmp_path / "model"
+    scales.write_text("{}")
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    server = {"model_path": str(model), "quantization_param_path": str(scales)}
+    plain = namespace_of(kv_pool(), **server)
+    names = {plain, namespace_of(kv_pool(), **server, json_model_override_args=HYBRID)}
+    for written in (scales, model / "model.safetensors", model / "config.json"):
+        written.write_text("other")
+        # A server goes on with those that it has; a new process sees the others.
+        assert namespace_of(kv_pool(), **server) in names
+        weights_of.cache_clear()
+        names.add(namespace_of(kv_pool(), **server))
+    assert len(names) == 5
+
+
+def test_an_equal_server_finds_its_pages_again(tmp_path: Path) -> None:
+    server = {"kv_cache_dtype": "fp8_e4m3", "model_path": str(tmp_path)}
+    plain = namespace_of(kv_pool(), **server)
+    # More memory, and other limits, change no page.
+    larger: dict[str, Any] = {"hicache_size": 7, "context_length": 4096, "max_running_requests": 3}
+    assert namespace_of(kv_pool(ratio=3.0), **server, **larger) == plain
+    states = [mamba_pools()[1] for _ in range(2)]
+    assert namespace_of(states[0], "mamba") == namespace_of(states[1], "mamba")

@@ -1,5 +1,6 @@
 """An engine around vLLM's real tiers: who calls their manager, and what there is to be told."""
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from typing_extensions import Self
+from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+)
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -211,6 +222,64 @@ class Engine:
         finally:
             with suppress(FileNotFoundError):
                 shared_memory(self.engine_id).unlink()
+
+
+def tiny_model(path: Path, **configuration: Any) -> str:
+    """Write what vLLM's configuration reads of a model, and a file for its weights."""
+    path.mkdir(exist_ok=True)
+    llama = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 4096,
+        "dtype": "bfloat16",
+    }
+    (path / "config.json").write_text(json.dumps(llama | configuration))
+    (path / "model.safetensors").write_bytes(b"weights")
+    return str(path)
+
+
+def whole_config(
+    tiers: Any, model: str, cache: Any = None, more: Any = None, **fields: Any
+) -> VllmConfig:
+    """Return vLLM's own configuration of an engine with tiers; the fields are its model's."""
+    extra = {
+        "spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": ROWS * ROW_BYTES,
+        "secondary_tiers": list(tiers),
+    }
+    return VllmConfig(
+        model_config=ModelConfig(model=model, skip_tokenizer_init=True, **fields),
+        cache_config=CacheConfig(block_size=16, **(cache or {})),
+        device_config=DeviceConfig("cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config=extra,
+        ),
+        **(more or {}),
+    )
+
+
+def namespace_under(config: VllmConfig) -> str:
+    """Return the namespace of the tier that vLLM's own connector makes in the scheduler."""
+    layers = ["layer.0", "layer.1"]
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=16, dtype=torch.bfloat16)
+    page = spec.page_size_bytes
+    tensor = KVCacheTensor(len(layers) * page * ROWS, layers, page * ROWS, page)
+    caches = KVCacheConfig(ROWS, [tensor], [KVCacheGroupSpec(layers, spec)])
+    connector = OffloadingConnector(config, KVConnectorRole.SCHEDULER, caches)
+    try:
+        manager: Any = connector.scheduler.manager
+        namespace: str = manager.secondary_tiers[0].config_info()["kvring_namespace"]
+    finally:
+        connector.shutdown()
+    return namespace
 
 
 MakeEngine = Callable[..., Engine]
