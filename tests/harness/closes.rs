@@ -56,7 +56,7 @@ fn open(path: &Path, random: &mut Random) -> Result<Client, String> {
 impl Closes {
     fn opened(&mut self) -> Result<Client, String> {
         let client = open(&self.path, &mut self.random)?;
-        judge::look(&client, &mut self.ledger, 0..KEYS, |key| name(*key), |_| false)?;
+        judge::look(&client, &mut self.ledger, 0..KEYS, |_| false)?;
         Ok(client)
     }
 
@@ -68,11 +68,11 @@ impl Closes {
         let shift = random.below(3) as usize;
         if random.one_of(2) {
             let memory = chunk.memory(shift);
-            self.ledger.begin(&key, id, 0, Some(chunk));
+            self.ledger.begin(key, id, 0, Some(chunk));
             let future_id = client.submit_set(&[name(key)], &[&memory]);
             return Batch { future_id, key, memory, id: Some(id) };
         }
-        let held = self.ledger.held(&key).map_or(chunk.length, |held| held.length);
+        let held = self.ledger.held(key).map_or(chunk.length, |held| held.length);
         let memory = Memory::new(held, shift);
         let future_id = client.submit_get(&[name(key)], &[&memory]);
         Batch { future_id, key, memory, id: None }
@@ -90,10 +90,10 @@ impl Closes {
             let done = client.wait(future_id);
             match id {
                 _ if !done.ok => return Err(done.error),
-                Some(id) => self.ledger.end(&key, id),
+                Some(id) => self.ledger.end(key, id),
                 None if !done.results[0] => {}
                 None => {
-                    let readable = self.ledger.readable(&key);
+                    let readable = self.ledger.readable(key);
                     judge::identify(&name(key), &readable, memory.bytes())?;
                 }
             }

@@ -162,20 +162,20 @@ impl Life {
         self.disk.let_transfers_go();
         self.disk.wait_idle();
         let before = self.now.clone();
-        let may_be_damaged = |key: &u64| self.damaged.contains(key);
-        let found = judge::look(client, &mut self.now, 0..KEYS, |key| name(*key), may_be_damaged);
+        let may_be_damaged = |key| self.damaged.contains(&key);
+        let found = judge::look(client, &mut self.now, 0..KEYS, may_be_damaged);
         if self.disk.has_crashed() {
             // A miss may come from the crash.
             self.now = before;
             return Ok(());
         }
         let found = found?;
-        let is_lost = |key: &u64| before.possible(key).iter().any(Option::is_some);
+        let is_lost = |key: &u64| before.possible(*key).iter().any(Option::is_some);
         let lost = found.iter().filter(|(key, held)| held.is_none() && is_lost(key));
         self.damaged.extend(lost.map(|(key, _)| *key));
         // What power loss has left is on the disk; what a kill has left is so from an open in `persistent` on.
         if persistent || !self.was_killed {
-            found.into_iter().for_each(|(key, held)| self.durable.settle(&key, [held]));
+            found.into_iter().for_each(|(key, held)| self.durable.settle(key, [held]));
         }
         Ok(())
     }
@@ -221,9 +221,9 @@ impl Life {
         flushed.unwrap();
         self.was_killed = false;
         for key in 0..KEYS {
-            let now = self.now.possible(&key);
+            let now = self.now.possible(key);
             if now.len() == 1 {
-                self.durable.settle(&key, now);
+                self.durable.settle(key, now);
             }
         }
     }
@@ -231,12 +231,12 @@ impl Life {
     /// A DELETE is not synced: power loss may bring back what was there.
     fn delete(&mut self, client: &Client, keys: &[u64]) {
         for key in keys {
-            self.now.may_be(key, None);
-            self.durable.may_be(key, None);
+            self.now.may_be(*key, None);
+            self.durable.may_be(*key, None);
         }
         let names = names(keys);
         assert!(client.delete(&names).iter().all(|deleted| *deleted));
-        keys.iter().for_each(|key| self.now.settle(key, [None]));
+        keys.iter().for_each(|key| self.now.settle(*key, [None]));
     }
 
     fn submit_set(&mut self, client: &Client, keys: &[u64], session: &Session) -> Batch {
@@ -253,24 +253,24 @@ impl Life {
 
     fn begin_set(&mut self, key: u64, is_unchanged: bool, persistent: bool) -> Chunk {
         // Bytes that are held are not written again.
-        if let Some(held) = self.now.held(&key).filter(|_| is_unchanged) {
+        if let Some(held) = self.now.held(key).filter(|_| is_unchanged) {
             return held;
         }
         self.versions += 1;
         let chunk = Chunk { version: self.versions, length: length(key, self.versions, LONGEST) };
-        self.now.may_be(&key, Some(chunk));
-        self.durable.may_be(&key, Some(chunk));
+        self.now.may_be(key, Some(chunk));
+        self.durable.may_be(key, Some(chunk));
         if !persistent {
-            self.durable.may_be(&key, None);
+            self.durable.may_be(key, None);
         }
         chunk
     }
 
     fn end_set(&mut self, key: u64, chunk: Chunk, persistent: bool) {
-        self.now.settle(&key, [Some(chunk)]);
+        self.now.settle(key, [Some(chunk)]);
         self.damaged.remove(&key);
         if persistent {
-            self.durable.settle(&key, [Some(chunk)]);
+            self.durable.settle(key, [Some(chunk)]);
         }
     }
 

@@ -16,7 +16,6 @@ use kvring::{Connector, Durability};
 use super::common::random::Random;
 use super::common::{Client, MIB, config_of};
 use super::ledger::Ledger;
-use super::plan::name;
 use super::{judge, set_layout};
 
 const CAPACITY: u64 = 64 * MIB;
@@ -205,7 +204,7 @@ impl Kills {
     }
 
     fn check(&mut self, client: &Client) -> Result<(), String> {
-        judge::look(client, &mut self.ledger, 0..KEYS, |key| name(*key), |_| false)?;
+        judge::look(client, &mut self.ledger, 0..KEYS, |_| false)?;
         match client.counter("checksum_mismatch") {
             0 => Ok(()),
             _ => Err("a chunk did not match its checksum".into()),
@@ -221,15 +220,15 @@ impl Kills {
         if !is_clean || is_partial != (abandoned > 0) {
             return Err(format!("{said}, but {recovery}"));
         }
-        let open: Vec<_> = (0..KEYS).map(|key| self.ledger.unanswered(&key)).collect();
+        let open: Vec<_> = (0..KEYS).map(|key| self.ledger.unanswered(key)).collect();
         if abandoned == 0 {
             for (key, open) in (0..).zip(&open) {
-                open.iter().for_each(|(id, _)| self.ledger.end(&key, *id));
+                open.iter().for_each(|(id, _)| self.ledger.end(key, *id));
             }
         }
         self.ledger.end_session(false);
         let (mut undone, mut is_exact) = (0, true);
-        let found = judge::look(client, &mut self.ledger, 0..KEYS, |key| name(*key), |_| false)?;
+        let found = judge::look(client, &mut self.ledger, 0..KEYS, |_| false)?;
         for (open, (_, held)) in open.iter().zip(found) {
             // In order: what is there was done last, and what comes behind it was not.
             let done = open.iter().position(|(_, result)| *result == held);

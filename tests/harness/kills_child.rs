@@ -52,7 +52,7 @@ impl Child<'_> {
             *last += 1;
             let id = *last;
             let chunk = Chunk { version: id, length: length(key, id, LONGEST) };
-            ledger.begin(&key, id, thread, is_set.then_some(chunk));
+            ledger.begin(key, id, thread, is_set.then_some(chunk));
             drop(told);
             numbered.push((key, id));
             if is_set {
@@ -70,7 +70,7 @@ impl Child<'_> {
         let completion = self.client.wait(batch.future_id);
         assert!(completion.ok, "{}", completion.error);
         let mut told = self.told.lock().unwrap();
-        batch.keys.iter().for_each(|(key, id)| told.0.end(key, *id));
+        batch.keys.iter().for_each(|(key, id)| told.0.end(*key, *id));
     }
 
     /// Two batches in flight at a time, on any keys.

@@ -5,9 +5,7 @@
 //! on its standard output, before it submits and after it was answered: its parent keeps the same ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::{Debug, Display};
 use std::io::Write;
-use std::str::FromStr;
 
 use super::plan::Chunk;
 
@@ -67,36 +65,27 @@ impl Known {
 }
 
 /// What is known of all keys, and numbers that go on from session to session.
-#[derive(Clone)]
-pub(crate) struct Ledger<K = u64> {
-    known: BTreeMap<K, Known>,
+#[derive(Clone, Default)]
+pub(crate) struct Ledger {
+    known: BTreeMap<u64, Known>,
     tallies: BTreeMap<String, u64>,
     now: u64,
     pub(crate) tells: bool,
 }
 
-impl<K> Default for Ledger<K> {
-    fn default() -> Self {
-        Self { known: BTreeMap::new(), tallies: BTreeMap::new(), now: 0, tells: false }
-    }
-}
-
-impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
-    fn known(&mut self, key: &K) -> &mut Known {
-        if !self.known.contains_key(key) {
-            self.known.insert(key.clone(), Known::default());
-        }
-        self.known.get_mut(key).expect("just inserted")
+impl Ledger {
+    fn known(&mut self, key: u64) -> &mut Known {
+        self.known.entry(key).or_default()
     }
 
     /// What may be there.
-    pub(crate) fn possible(&self, key: &K) -> Possible {
-        self.known.get(key).map_or_else(|| [None].into(), Known::possible)
+    pub(crate) fn possible(&self, key: u64) -> Possible {
+        self.known.get(&key).map_or_else(|| [None].into(), Known::possible)
     }
 
     /// What a load beside the operations of this session may find: also what they replace.
-    pub(crate) fn readable(&self, key: &K) -> Possible {
-        let known = self.known.get(key);
+    pub(crate) fn readable(&self, key: u64) -> Possible {
+        let known = self.known.get(&key);
         let results = |known: &Known| known.operations.iter().map(|one| one.result).collect();
         let mut all: Possible = known.map(results).unwrap_or_default();
         all.extend(known.map_or_else(|| [None].into(), |known| known.before.clone()));
@@ -104,27 +93,27 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
     }
 
     /// The one chunk that a key has, where that is certain.
-    pub(crate) fn held(&self, key: &K) -> Held {
+    pub(crate) fn held(&self, key: u64) -> Held {
         let possible = self.possible(key);
         if possible.len() == 1 { possible.first().copied().flatten() } else { None }
     }
 
     /// Keys of which a chunk may be there, in order.
-    pub(crate) fn keys(&self) -> Vec<K> {
+    pub(crate) fn keys(&self) -> Vec<u64> {
         let is_known = |known: &Known| known.possible().iter().any(Option::is_some);
         let known = self.known.iter().filter(|(_, known)| is_known(known));
-        known.map(|(key, _)| key.clone()).collect()
+        known.map(|(key, _)| *key).collect()
     }
 
     /// Operations that are not answered, in order: their numbers and results.
-    pub(crate) fn unanswered(&self, key: &K) -> Vec<(u64, Held)> {
-        let operations = self.known.get(key).map_or(&[][..], |known| &known.operations);
+    pub(crate) fn unanswered(&self, key: u64) -> Vec<(u64, Held)> {
+        let operations = self.known.get(&key).map_or(&[][..], |known| &known.operations);
         let open = operations.iter().filter(|operation| operation.ended.is_none());
         open.map(|operation| (operation.id, operation.result)).collect()
     }
 
     /// An operation is about to be submitted.
-    pub(crate) fn begin(&mut self, key: &K, id: u64, thread: u64, result: Held) {
+    pub(crate) fn begin(&mut self, key: u64, id: u64, thread: u64, result: Held) {
         self.now += 1;
         let operation = Operation { id, thread, begun: self.now, ended: None, result };
         self.known(key).operations.push(operation);
@@ -132,7 +121,7 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
     }
 
     /// It is acknowledged.
-    pub(crate) fn end(&mut self, key: &K, id: u64) {
+    pub(crate) fn end(&mut self, key: u64, id: u64) {
         self.now += 1;
         let now = Some(self.now);
         let mut operations = self.known(key).operations.iter_mut();
@@ -141,13 +130,13 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
     }
 
     /// This may be there as well.
-    pub(crate) fn may_be(&mut self, key: &K, held: Held) {
+    pub(crate) fn may_be(&mut self, key: u64, held: Held) {
         self.known(key).before.insert(held);
         self.tell(|| format!("may {key}{}", words([held])));
     }
 
     /// Nothing but this may be there.
-    pub(crate) fn settle(&mut self, key: &K, possible: impl IntoIterator<Item = Held>) {
+    pub(crate) fn settle(&mut self, key: u64, possible: impl IntoIterator<Item = Held>) {
         let known = self.known(key);
         (known.before, known.operations) = (possible.into_iter().collect(), Vec::new());
         self.tell(|| format!("settle {key}{}", words(self.possible(key))));
@@ -167,19 +156,19 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
         }
     }
 
-    pub(crate) fn uses(&self, key: &K) -> Uses {
-        self.known.get(key).map(|known| known.uses).unwrap_or_default()
+    pub(crate) fn uses(&self, key: u64) -> Uses {
+        self.known.get(&key).map(|known| known.uses).unwrap_or_default()
     }
 
     /// It may be used now.
-    pub(crate) fn begin_use(&mut self, key: &K, now_ms: u64) {
+    pub(crate) fn begin_use(&mut self, key: u64, now_ms: u64) {
         let uses = &mut self.known(key).uses;
         uses.latest_ms = uses.latest_ms.max(now_ms);
         self.note_uses(key);
     }
 
     /// It was used last at this time, or stored.
-    pub(crate) fn end_use(&mut self, key: &K, last_ms: u64, is_stored: bool) {
+    pub(crate) fn end_use(&mut self, key: u64, last_ms: u64, is_stored: bool) {
         let uses = &mut self.known(key).uses;
         (uses.earliest_ms, uses.latest_ms) = (last_ms, last_ms);
         if is_stored {
@@ -188,13 +177,13 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
         self.note_uses(key);
     }
 
-    fn note_uses(&mut self, key: &K) {
+    fn note_uses(&mut self, key: u64) {
         let uses = &mut self.known(key).uses;
         uses.most_ms = uses.most_ms.max(uses.latest_ms);
         self.tell(|| self.line_of_uses(key));
     }
 
-    fn line_of_uses(&self, key: &K) -> String {
+    fn line_of_uses(&self, key: u64) -> String {
         let Uses { stored_ms, earliest_ms, latest_ms, most_ms } = self.uses(key);
         format!("uses {key} {stored_ms} {earliest_ms} {latest_ms} {most_ms}")
     }
@@ -237,7 +226,7 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
     /// All that is known between two sessions, line by line.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         let of_key =
-            |key| [format!("settle {key}{}", words(self.possible(key))), self.line_of_uses(key)];
+            |&key| [format!("settle {key}{}", words(self.possible(key))), self.line_of_uses(key)];
         let tallies = self.tallies.iter().map(|(name, value)| format!("tally {name} {value}"));
         self.known.keys().flat_map(of_key).chain(tallies)
     }
@@ -245,7 +234,7 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
     /// Takes in what another process told. Says whether it was of the ledger.
     pub(crate) fn read(&mut self, line: &str) -> bool {
         let words: Vec<&str> = line.split(' ').collect();
-        let key = || words[1].parse::<K>().expect("a key");
+        let key = || words[1].parse::<u64>().expect("a key");
         let number = |place: usize| words[place].parse::<u64>().expect("a number");
         let held = |from: usize| -> Possible {
             let pairs = (from..words.len()).step_by(2);
@@ -254,14 +243,14 @@ impl<K: Ord + Clone + Display + FromStr<Err: Debug>> Ledger<K> {
         match words[0] {
             "begin" => {
                 let result = held(4).first().copied().flatten();
-                self.begin(&key(), number(2), number(3), result);
+                self.begin(key(), number(2), number(3), result);
             }
-            "end" => self.end(&key(), number(2)),
-            "may" => held(2).into_iter().for_each(|held| self.may_be(&key(), held)),
-            "settle" => self.settle(&key(), held(2)),
+            "end" => self.end(key(), number(2)),
+            "may" => held(2).into_iter().for_each(|held| self.may_be(key(), held)),
+            "settle" => self.settle(key(), held(2)),
             "uses" => {
                 let [stored_ms, earliest_ms, latest_ms, most_ms] = [2, 3, 4, 5].map(number);
-                self.known(&key()).uses = Uses { stored_ms, earliest_ms, latest_ms, most_ms };
+                self.known(key()).uses = Uses { stored_ms, earliest_ms, latest_ms, most_ms };
             }
             "tally" => self.set_tally(words[1], number(2)),
             _ => return false,

@@ -9,7 +9,8 @@ use super::driver::{Driver, Gone};
 use super::faults::Trouble;
 use super::plan::{Mechanism, NAMESPACES};
 use crate::common::{Memory, eventually};
-use crate::plan::Chunk;
+use crate::judge;
+use crate::plan::{Chunk, name};
 
 /// That one of three paths gets none of so many keys is a matter of 10^-11.
 const PROBES: usize = 64;
@@ -17,22 +18,22 @@ const PROBES: usize = 64;
 impl Driver<'_> {
     /// SETs of the very bytes that a killed session has left, before they can be verified: they stay hits, whatever admission says.
     pub(crate) fn store_again(&mut self) -> Result<(), String> {
-        let mut held: Vec<(String, Chunk)> = Vec::new();
+        let mut held: Vec<(u64, Chunk)> = Vec::new();
         for key in self.model.ledger.keys() {
-            let chunk = self.model.ledger.held(&key).filter(|_| self.model.is_stored(&key));
-            held.extend(chunk.filter(|_| !self.is_expired(&key)).map(|chunk| (key, chunk)));
+            let chunk = self.model.ledger.held(key).filter(|_| self.model.is_stored(key));
+            held.extend(chunk.filter(|_| !self.is_expired(key)).map(|chunk| (key, chunk)));
         }
         held.truncate(8);
-        let keys: Vec<String> = held.iter().map(|(key, _)| key.clone()).collect();
+        let keys: Vec<String> = held.iter().map(|(key, _)| name(*key)).collect();
         let memory: Vec<Memory> = held.iter().map(|(_, chunk)| chunk.memory(0)).collect();
         let done = self.client.set(&keys, &memory);
-        if !done.ok && !self.may_fail(&done.error) {
+        if !done.ok && !self.may_fail(done.code, &done.error) {
             return Err(format!("equal bytes are not stored: {}", done.error));
         }
         for (key, chunk) in held {
-            self.model.note_use(&key, self.now_ms(), false);
-            if !self.load_at_once(&key, chunk)? {
-                return Err(format!("'{key}' was a hit until the SET of its very bytes"));
+            self.model.note_use(key, self.now_ms(), false);
+            if !self.load_at_once(key, chunk)? {
+                return Err(format!("key {key} was a hit until the SET of its very bytes"));
             }
         }
         Ok(())
@@ -42,17 +43,17 @@ impl Driver<'_> {
     pub(crate) fn look(&mut self, may_have_lost: bool) -> Result<(), String> {
         if !may_have_lost {
             let vanished = self.model.take_vanished();
-            let lost = vanished.iter().find(|key| !self.is_expired(key));
+            let lost = vanished.iter().find(|key| !self.is_expired(**key));
             if let Some(key) = lost {
-                return Err(format!("'{key}' is lost: {}", self.client.connector.recovery()));
+                return Err(format!("key {key} is lost: {}", self.client.connector.recovery()));
             }
         }
         for key in self.model.ledger.keys() {
             if may_have_lost {
-                self.model.ledger.may_be(&key, None);
+                self.model.ledger.may_be(key, None);
             }
-            let found = self.find(&key)?;
-            self.model.ledger.settle(&key, [found]);
+            let found = self.find(key)?;
+            self.model.ledger.settle(key, [found]);
         }
         self.count_gone()
     }
@@ -83,7 +84,7 @@ impl Driver<'_> {
             let is_leased = model.leased.remove(&key).is_some_and(|until_ms| until_ms > now_ms);
             let is_guarded = model.pinned.remove(&key) || is_leased;
             if is_guarded && damaged == 0 && self.plan.has_one_length() {
-                return Err(format!("'{key}' is gone, though it is pinned or leased"));
+                return Err(format!("key {key} is gone, though it is pinned or leased"));
             }
         }
         Ok(())
@@ -91,18 +92,16 @@ impl Driver<'_> {
 
     /// Some of the chunks that are told to be stored are hits.
     pub(super) fn sample(&mut self) -> Result<(), String> {
-        let mut stored: Vec<String> = self.model.stored().cloned().collect();
-        stored.sort_unstable();
+        let stored = self.model.stored();
         for _ in 0..4.min(stored.len()) {
-            let key = self.random.choose(&stored.iter().collect::<Vec<_>>()).clone();
-            if self.model.ledger.possible(&key).iter().all(Option::is_none)
-                && !self.is_expired(&key)
+            let key = self.random.choose(&stored);
+            if self.model.ledger.possible(key).iter().all(Option::is_none) && !self.is_expired(key)
             {
-                return Err(format!("'{key}' is told to be stored, and must not be"));
+                return Err(format!("key {key} is told to be stored, and must not be"));
             }
-            let found = self.find(&key)?;
+            let found = self.find(key)?;
             if let Some(chunk) = found {
-                self.model.ledger.settle(&key, [Some(chunk)]);
+                self.model.ledger.settle(key, [Some(chunk)]);
             }
         }
         Ok(())
@@ -180,25 +179,17 @@ impl Driver<'_> {
         self.set_faults();
         self.until_well()?;
         let connector = &self.client.connector;
-        let pinned: Vec<&String> = self.model.pinned.iter().collect();
+        let pinned: Vec<String> = self.model.pinned.iter().map(|key| name(*key)).collect();
         connector.unpin(&pinned).map_err(|error| error.to_string())?;
         self.model.pinned.clear();
         self.clock.fetch_add(1000 * u64::from(self.plan.lease_s + 2), Ordering::SeqCst);
-        self.client.assert_consistent();
-        let stats = connector.stats();
+        let stats = judge::check(self.client, |namespace| {
+            let quota_bytes = self.plan.quota_bytes;
+            (namespace == NAMESPACES[1] && quota_bytes > 0).then_some(quota_bytes)
+        })?;
         let held = (stats.pinned_bytes, stats.leased_bytes, stats.in_flight);
         if held != (0, 0, 0) {
             return Err(format!("at rest, pinned and leased bytes and batches are {held:?}"));
-        }
-        if stats.used_bytes > stats.capacity_bytes {
-            return Err(format!("{} bytes of {}", stats.used_bytes, stats.capacity_bytes));
-        }
-        for (namespace, usage) in connector.usage().map_err(|error| error.to_string())? {
-            let quota_bytes = self.plan.quota_bytes;
-            if namespace == NAMESPACES[1] && quota_bytes > 0 && usage.allocated_bytes > quota_bytes
-            {
-                return Err(format!("'{namespace}' is over its quota: {usage:?}"));
-            }
         }
         self.look_at_all()
     }
@@ -219,8 +210,8 @@ impl Driver<'_> {
 
     fn look_at_all(&mut self) -> Result<(), String> {
         for key in self.model.ledger.keys() {
-            if let Some(chunk) = self.find(&key)? {
-                self.model.ledger.settle(&key, [Some(chunk)]);
+            if let Some(chunk) = self.find(key)? {
+                self.model.ledger.settle(key, [Some(chunk)]);
             } else {
                 self.model.follow(&self.client.connector)?;
             }

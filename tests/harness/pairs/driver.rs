@@ -3,17 +3,17 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kvring::MemoryHandle;
+use kvring::{FailureCode, MemoryHandle};
 
 use super::begin_step;
 use super::faults::{Faults, Trouble};
 use super::model::Model;
-use super::plan::{KEYS_PER_NAMESPACE, Mechanism, NAMESPACES, Plan, name, namespace_of};
+use super::plan::{Mechanism, NAMESPACES, Plan, keys_of};
 use crate::common::random::Random;
 use crate::common::{Client, MIB, Memory};
 use crate::judge;
 use crate::ledger::{Held, Possible};
-use crate::plan::Chunk;
+use crate::plan::{Chunk, name, namespace};
 
 /// Keys of a batch at most, and batches and calls of a round.
 pub(super) const BATCH_KEYS: u64 = 6;
@@ -26,7 +26,7 @@ const ROUND_PART: u64 = 8;
 /// A batch of SETs that is under way.
 pub(super) struct Sets {
     pub(super) future_id: u64,
-    pub(super) chunks: Vec<(String, Chunk)>,
+    pub(super) chunks: Vec<(u64, Chunk)>,
     _registered: Vec<MemoryHandle>,
     _memory: Vec<Memory>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Driver<'a> {
     /// The path whose device has gone.
     pub(super) gone_path: Option<usize>,
     /// Keys that something of this round writes, deletes or loads.
-    pub(super) busy: HashSet<String>,
+    pub(super) busy: HashSet<u64>,
     pub(super) purged: HashSet<&'static str>,
     pub(super) round_bytes: u64,
     pub(super) under_way: Vec<Sets>,
@@ -89,17 +89,19 @@ impl<'a> Driver<'a> {
     }
 
     /// Which of the chunks that may be there is.
-    pub(super) fn find(&mut self, key: &String) -> Result<Held, String> {
+    pub(super) fn find(&mut self, key: u64) -> Result<Held, String> {
         let possible = self.model.ledger.possible(key);
         for length in judge::lengths(&possible) {
-            let Some(bytes) = self.client.get_one(key, length) else { continue };
+            let Some(bytes) = self.client.get_one(&name(key), length) else { continue };
             self.model.note_use(key, self.now_ms(), false);
-            return judge::identify(key, &possible, &bytes).map(Some);
+            return judge::identify(&name(key), &possible, &bytes).map(Some);
         }
         self.model.follow(&self.client.connector)?;
         let must_be = self.model.is_stored(key) && possible.iter().any(Option::is_some);
         match must_be && !self.is_expired(key) && !self.trouble.reads_fail {
-            true => Err(format!("'{key}' is a miss, though it is told to be stored; {possible:?}")),
+            true => {
+                Err(format!("key {key} is a miss, though it is told to be stored; {possible:?}"))
+            }
             false => Ok(None),
         }
     }
@@ -108,7 +110,7 @@ impl<'a> Driver<'a> {
         self.clock.load(Ordering::SeqCst)
     }
 
-    pub(super) fn is_expired(&self, key: &String) -> bool {
+    pub(super) fn is_expired(&self, key: u64) -> bool {
         let last_ms = self.model.ledger.uses(key).earliest_ms;
         let ends = |ttl: std::time::Duration| last_ms + ttl.as_millis() as u64;
         self.plan.ttl.is_some_and(|ttl| ends(ttl) <= self.now_ms())
@@ -195,9 +197,8 @@ impl<'a> Driver<'a> {
             21 | 22 if self.plan.has(Mechanism::Leases) => {
                 // All of a namespace that nothing else of this round uses: it is not to be leased whole.
                 let of = self.random.below(2) as usize;
-                let keys = (0..KEYS_PER_NAMESPACE).map(|number| name(of, number));
-                let keys: Vec<String> = keys.filter(|key| !self.busy.contains(key)).collect();
-                return self.exists(&keys);
+                let keys = keys_of(of).into_iter().filter(|key| !self.busy.contains(key));
+                return self.exists(&keys.collect::<Vec<_>>());
             }
             _ => self.set(2, None, false),
         }
@@ -205,12 +206,12 @@ impl<'a> Driver<'a> {
     }
 
     /// Keys that nothing of this round uses; they are used from here on.
-    pub(super) fn take_keys(&mut self, count: u64, namespace: Option<usize>) -> Vec<String> {
+    pub(super) fn take_keys(&mut self, count: u64, namespace: Option<usize>) -> Vec<u64> {
         let mut keys = Vec::new();
         for _ in 0..count {
             let of = namespace.unwrap_or(self.random.below(NAMESPACES.len() as u64) as usize);
-            let key = name(of, self.random.below(KEYS_PER_NAMESPACE));
-            if self.busy.insert(key.clone()) {
+            let key = self.random.choose(&keys_of(of));
+            if self.busy.insert(key) {
                 keys.push(key);
             }
         }
@@ -228,7 +229,7 @@ impl<'a> Driver<'a> {
     pub(super) fn set(&mut self, count: u64, namespace: Option<usize>, is_burst: bool) {
         let (mut chunks, mut memory) = (Vec::new(), Vec::new());
         for key in self.take_keys(count, namespace) {
-            let chunk = match self.model.ledger.held(&key) {
+            let chunk = match self.model.ledger.held(key) {
                 Some(held) if self.random.one_of(4) => held,
                 _ => {
                     self.model.versions += 1;
@@ -243,7 +244,7 @@ impl<'a> Driver<'a> {
             memory.push(chunk.memory(self.random.choose(&[0, 0, 3])));
             chunks.push((key, chunk));
         }
-        let keys: Vec<String> = chunks.iter().map(|(key, _)| key.clone()).collect();
+        let keys: Vec<String> = chunks.iter().map(|(key, _)| name(*key)).collect();
         let mut registered = self.register(&memory);
         let future_id = self.client.submit_set(&keys, &memory);
         if self.random.one_of(2) {
@@ -266,27 +267,27 @@ impl<'a> Driver<'a> {
             return Err(format!("{:?} with the error '{}'", done.results, done.error));
         }
         for ((key, chunk), stored) in sets.chunks.into_iter().zip(done.results) {
-            let is_purged = self.purged.contains(namespace_of(&key));
+            let is_purged = self.purged.contains(namespace(key));
             let (held, mut possible): (Held, Possible) =
-                (self.model.ledger.held(&key), self.model.ledger.possible(&key));
+                (self.model.ledger.held(key), self.model.ledger.possible(key));
             if !stored {
-                if !self.may_fail(&done.error) && !is_purged {
-                    return Err(format!("'{key}' is not stored: {}", done.error));
+                if !self.may_fail(done.code, &done.error) && !is_purged {
+                    return Err(format!("key {key} is not stored: {}", done.error));
                 }
                 possible.insert(None);
                 // It may stand all the same: a sync that failed after the record of the older chunk was cleared, or a kill.
                 possible.insert(Some(chunk));
-                self.model.ledger.settle(&key, possible);
+                self.model.ledger.settle(key, possible);
                 continue;
             }
-            let is_same = held == Some(chunk) && self.model.is_stored(&key);
-            self.model.note_use(&key, self.now_ms(), held != Some(chunk));
+            let is_same = held == Some(chunk) && self.model.is_stored(key);
+            self.model.note_use(key, self.now_ms(), held != Some(chunk));
             possible = [Some(chunk)].into();
             if is_purged || self.plan.may_refuse() && !is_same {
                 possible.insert(None);
             }
-            self.model.ledger.settle(&key, possible.clone());
-            let found = self.load_at_once(&key, chunk)?;
+            self.model.ledger.settle(key, possible.clone());
+            let found = self.load_at_once(key, chunk)?;
             self.model.follow(&self.client.connector)?;
             let must_be = self.round_bytes <= self.room_of_round()
                 && !possible.contains(&None)
@@ -295,8 +296,8 @@ impl<'a> Driver<'a> {
             if must_be && !found {
                 let stats = self.client.connector.stats();
                 return Err(format!(
-                    "'{key}' is acknowledged and a miss right after that, stored: {}; {:?}; {:?}",
-                    self.model.is_stored(&key),
+                    "key {key} is acknowledged and a miss right after that, stored: {}; {:?}; {:?}",
+                    self.model.is_stored(key),
                     stats.paths[0].last_error,
                     stats.counters.iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>(),
                 ));
@@ -306,20 +307,20 @@ impl<'a> Driver<'a> {
     }
 
     /// Whether the chunk is there; it is the right one. Reads do not fail meanwhile.
-    pub(super) fn load_at_once(&mut self, key: &str, chunk: Chunk) -> Result<bool, String> {
+    pub(super) fn load_at_once(&mut self, key: u64, chunk: Chunk) -> Result<bool, String> {
         let trouble = self.trouble;
         (self.trouble.reads_fail, self.trouble.is_gone) = (false, false);
         self.set_faults();
         let memory = [Memory::new(chunk.length, 0)];
         let registered = self.register(&memory);
-        let done = self.client.get(&[key.to_owned()], &[&memory[0]]);
+        let done = self.client.get(&[name(key)], &[&memory[0]]);
         drop(registered);
         let found = done.results[0].then(|| memory[0].bytes().to_vec());
         self.trouble = trouble;
         self.set_faults();
         match found {
             Some(bytes) if bytes != chunk.bytes() => {
-                Err(format!("'{key}': wrong bytes right after its acknowledgement"))
+                Err(format!("key {key}: wrong bytes right after its acknowledgement"))
             }
             found => Ok(found.is_some()),
         }
@@ -336,30 +337,30 @@ impl<'a> Driver<'a> {
         self.plan.has(Mechanism::Faults) && self.client.counter("evicted") > self.gone.evicted
     }
 
-    pub(super) fn may_fail(&self, error: &str) -> bool {
+    pub(super) fn may_fail(&self, code: Option<FailureCode>, error: &str) -> bool {
         let is_troubled = self.trouble != Trouble::default();
-        // After it was refused, the file system is asked again a second later.
+        // After it was refused, the file system is asked again a second later. No code tells that from a store that is full.
         let is_full = self.plan.has(Mechanism::Faults) && error.contains("cannot grow");
-        // What a quota leaves need be no run of neighbours.
+        // Room need be no run of neighbours; a quota needs none.
         let is_scattered =
-            self.is_crowded() && !self.plan.has_one_length() && !error.contains("quota");
+            self.is_crowded() && !self.plan.has_one_length() && code == Some(FailureCode::NoSpace);
         is_troubled || is_full || is_scattered
     }
 
     fn get(&mut self) -> Result<(), String> {
         for key in self.take_keys(BATCH_KEYS, None) {
-            let found = self.find(&key)?;
-            let mut possible = self.model.ledger.possible(&key);
+            let found = self.find(key)?;
+            let mut possible = self.model.ledger.possible(key);
             match found {
                 Some(chunk) => possible = [Some(chunk)].into(),
                 None if self.trouble.reads_fail => drop(possible.insert(None)),
-                None if possible.contains(&None) || self.is_expired(&key) => {
+                None if possible.contains(&None) || self.is_expired(key) => {
                     possible = [None].into();
                 }
                 // The count of what has vanished tells whether it may have.
                 None => {}
             }
-            self.model.ledger.settle(&key, possible);
+            self.model.ledger.settle(key, possible);
         }
         Ok(())
     }

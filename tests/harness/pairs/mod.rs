@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// What meets in each life, by name: for instance `--with kill --with seconduse`.
-    #[arg(long, value_parser = Mechanism::named)]
+    #[arg(long, value_enum, ignore_case = true)]
     with: Vec<Mechanism>,
 }
 

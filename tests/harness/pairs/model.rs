@@ -5,38 +5,42 @@ use std::collections::{HashMap, HashSet};
 use kvring::{Connector, KeyChange, KeyEvent};
 
 use crate::ledger::Ledger;
+use crate::plan::{key_of, name};
 
 /// Keys that were told at once.
 const PAGE: usize = 1000;
 
 #[derive(Default)]
 pub(crate) struct Model {
-    pub(crate) ledger: Ledger<String>,
+    pub(crate) ledger: Ledger,
     /// Keys that the store has told to be stored.
     books: HashSet<String>,
-    pub(crate) pinned: HashSet<String>,
+    pub(crate) pinned: HashSet<u64>,
     /// Until when, by the clock.
-    pub(crate) leased: HashMap<String, u64>,
+    pub(crate) leased: HashMap<u64, u64>,
     pub(crate) versions: u64,
 }
 
 impl Model {
-    pub(crate) fn is_stored(&self, key: &str) -> bool {
-        self.books.contains(key)
+    pub(crate) fn is_stored(&self, key: u64) -> bool {
+        self.books.contains(&name(key))
     }
 
-    pub(crate) fn stored(&self) -> impl Iterator<Item = &String> {
-        self.books.iter()
+    /// In order.
+    pub(crate) fn stored(&self) -> Vec<u64> {
+        let mut stored: Vec<u64> = self.books.iter().map(|name| key_of(name)).collect();
+        stored.sort_unstable();
+        stored
     }
 
     /// Nobody guards a key any more, and nothing is there.
-    pub(crate) fn remove(&mut self, key: &str) {
-        self.ledger.settle(&key.to_owned(), [None]);
-        self.pinned.remove(key);
-        self.leased.remove(key);
+    pub(crate) fn remove(&mut self, key: u64) {
+        self.ledger.settle(key.to_owned(), [None]);
+        self.pinned.remove(&key);
+        self.leased.remove(&key);
     }
 
-    pub(crate) fn note_use(&mut self, key: &String, now_ms: u64, is_set: bool) {
+    pub(crate) fn note_use(&mut self, key: u64, now_ms: u64, is_set: bool) {
         let last_ms = self.ledger.uses(key).earliest_ms.max(now_ms);
         self.ledger.end_use(key, last_ms, is_set);
     }
@@ -72,10 +76,10 @@ impl Model {
     }
 
     /// Keys that must be stored and are not by the books: they are misses from here on.
-    pub(crate) fn take_vanished(&mut self) -> Vec<String> {
+    pub(crate) fn take_vanished(&mut self) -> Vec<u64> {
         let mut gone = self.ledger.keys();
-        gone.retain(|key| !self.ledger.possible(key).contains(&None) && !self.books.contains(key));
-        gone.iter().for_each(|key| self.ledger.settle(key, [None]));
+        gone.retain(|key| !self.ledger.possible(*key).contains(&None) && !self.is_stored(*key));
+        gone.iter().for_each(|key| self.ledger.settle(*key, [None]));
         gone
     }
 

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use kvring::{Admission, Config, Durability, Eviction, Layout};
 
 use crate::common::MIB;
 use crate::common::random::Random;
-use crate::plan::Chunk;
+use crate::plan::{Chunk, namespace};
 
 /// What meets. Batches of SETs, GETs, EXISTS and DELETEs are in every life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lower")]
 pub(crate) enum Mechanism {
     /// ENOSPC, EDQUOT, EIO, EMFILE, EINTR and short transfers.
     Faults,
@@ -43,35 +45,6 @@ pub(crate) enum Mechanism {
 }
 
 impl Mechanism {
-    pub(crate) const ALL: [Self; 20] = [
-        Self::Faults,
-        Self::Pins,
-        Self::Leases,
-        Self::Quotas,
-        Self::SecondUse,
-        Self::WriteBudget,
-        Self::Purge,
-        Self::Expiry,
-        Self::Growth,
-        Self::Resize,
-        Self::Kill,
-        Self::FailedSyncs,
-        Self::GonePath,
-        Self::ReadOnly,
-        Self::Pauses,
-        Self::Delays,
-        Self::LateSyncs,
-        Self::AwayPath,
-        Self::Registered,
-        Self::BusyClose,
-    ];
-
-    /// The one of this name.
-    pub(crate) fn named(name: &str) -> Result<Self, String> {
-        let is_it = |one: &Self| format!("{one:?}").eq_ignore_ascii_case(name);
-        Self::ALL.into_iter().find(is_it).ok_or_else(|| format!("one of {:?}", Self::ALL))
-    }
-
     /// Whether two can be in one life. Of several paths one that takes no writes goes as well, or one of which too many fail.
     fn meets(self, other: Self) -> bool {
         let fails =
@@ -81,16 +54,14 @@ impl Mechanism {
     }
 }
 
-/// Namespaces, as keys name them. The second one has a quota, if there are quotas.
-pub(crate) const NAMESPACES: [&str; 2] = ["large", "small"];
-pub(crate) const KEYS_PER_NAMESPACE: u64 = 60;
+/// Namespaces of keys. The second one has a quota, if there are quotas.
+pub(crate) const NAMESPACES: [&str; 2] = ["large/model", "small"];
+const KEYS_PER_NAMESPACE: usize = 60;
 
-pub(crate) fn name(namespace: usize, number: u64) -> String {
-    format!("{}@00000000@0@{number:064x}", NAMESPACES[namespace])
-}
-
-pub(crate) fn namespace_of(key: &str) -> &str {
-    key.split('@').next().unwrap_or_default()
+/// The keys of a namespace.
+pub(crate) fn keys_of(number: usize) -> Vec<u64> {
+    let is_of = |key: &u64| namespace(*key) == NAMESPACES[number];
+    (0..).filter(is_of).take(KEYS_PER_NAMESPACE).collect()
 }
 
 /// The life of one store.
@@ -120,7 +91,7 @@ impl Plan {
         let mut mechanisms = given.to_vec();
         let count = 2 + random.below(2) as usize;
         while mechanisms.len() < count {
-            let one = random.choose(&Mechanism::ALL);
+            let one = random.choose(Mechanism::value_variants());
             if mechanisms.iter().all(|other| one.meets(*other)) {
                 mechanisms.push(one);
             }

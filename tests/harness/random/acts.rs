@@ -23,7 +23,7 @@ pub(super) enum Waiting {
 impl Driver<'_> {
     /// Something is about to be done to a key, for the first time in this step or again.
     pub(super) fn note(&mut self, key: u64) {
-        let before = (self.possible(key), self.ledger.uses(&key).latest_ms);
+        let before = (self.possible(key), self.ledger.uses(key).latest_ms);
         self.before.entry(key).or_insert(before);
     }
 
@@ -51,7 +51,7 @@ impl Driver<'_> {
         if self.step_bytes + length as u64 > self.session.capacity_bytes / 4 {
             return None;
         }
-        let span = self.arena.take(length, 0)?;
+        let span = self.arena.take(length)?;
         self.step_bytes += length as u64;
         Some(span)
     }
@@ -75,8 +75,8 @@ impl Driver<'_> {
             };
             let Some(span) = self.memory(chunk.length) else { break };
             self.contents.fill(self.arena, span, key, chunk);
-            self.ledger.may_be(&key, Some(chunk));
-            self.ledger.begin_use(&key, self.now_ms());
+            self.ledger.may_be(key, Some(chunk));
+            self.ledger.begin_use(key, self.now_ms());
             keys.push(name(key));
             buffers.push(self.arena.buffer(span));
             chunks.push((self.log.len(), key, chunk));
@@ -105,7 +105,7 @@ impl Driver<'_> {
             let length = if self.random.one_of(50) { length % 70_000 + 1 } else { length };
             let Some(span) = self.memory(length) else { break };
             self.note(key);
-            self.ledger.begin_use(&key, self.now_ms());
+            self.ledger.begin_use(key, self.now_ms());
             keys.push(name(key));
             buffers.push(self.arena.buffer(span));
             spans.push((self.log.len(), key, span));
@@ -232,7 +232,7 @@ impl Driver<'_> {
         for of in namespaces().iter().copied() {
             for key in self.list(of)? {
                 let guard = self.guards.get(&key).copied().unwrap_or_default();
-                if self.is_expired(guard, self.ledger.uses(&key).latest_ms) && !self.is_dead() {
+                if self.is_expired(guard, self.ledger.uses(key).latest_ms) && !self.is_dead() {
                     return Err(format!("'{}' is listed after it has expired", name(key)));
                 }
             }

@@ -35,9 +35,8 @@ impl Arena {
         self.used = 0;
     }
 
-    /// Memory `shift` bytes behind the start of a block.
-    pub(crate) fn take(&mut self, length: usize, shift: usize) -> Option<Span> {
-        let span = Span { start: self.used + shift, length };
+    pub(crate) fn take(&mut self, length: usize) -> Option<Span> {
+        let span = Span { start: self.used, length };
         let end = (span.start + span.length).next_multiple_of(BLOCK);
         if end > self.block.size_bytes() {
             return None;

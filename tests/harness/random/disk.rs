@@ -2,6 +2,7 @@
 //! block it is, of which version, and which one of them. The index is a file in memory. A process on it can be killed at
 //! any transfer: what it leaves is put in place before the next one starts.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -21,16 +22,19 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 pub(crate) const TAG_BYTES: usize = 16;
 
 type Tag = [u8; TAG_BYTES];
+/// By the name of their file.
+type Blocks = BTreeMap<String, Vec<Tag>>;
 
 /// What a killed process leaves.
 struct Image {
     index: Vec<u8>,
-    data_files: Vec<(String, u64)>,
-    blocks: Vec<(String, Vec<Tag>)>,
+    /// Their lengths.
+    data_files: BTreeMap<String, u64>,
+    blocks: Blocks,
 }
 
 struct State {
-    blocks: Vec<(String, Vec<Tag>)>,
+    blocks: Blocks,
     /// Transfers and syncs until the kill.
     left: u64,
     image: Option<Image>,
@@ -44,7 +48,7 @@ pub(crate) struct TagDisk {
 
 impl TagDisk {
     pub(crate) fn new(directory: &Path) -> Arc<Self> {
-        let state = State { blocks: Vec::new(), left: u64::MAX, image: None };
+        let state = State { blocks: Blocks::new(), left: u64::MAX, image: None };
         Arc::new(Self {
             directory: directory.to_owned(),
             state: Mutex::new(state),
@@ -63,7 +67,7 @@ impl TagDisk {
         let disk = Arc::clone(self);
         Connector::open_with_engine(config, move |_, waker| {
             let (disk, random) = (Arc::clone(&disk), Random::new(seed));
-            Ok(TagEngine { disk, waker, random, names: Vec::new(), done: Vec::new() })
+            Ok(TagEngine { disk, waker, random, names: HashMap::new(), done: Vec::new() })
         })
     }
 
@@ -82,20 +86,21 @@ impl TagDisk {
         }
     }
 
+    /// The names of all files but the index.
+    fn data_files(&self) -> impl Iterator<Item = String> {
+        let entries = self.directory.read_dir().unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name != INDEX)
+    }
+
     /// What there is now is what the next process finds, if that is not decided yet.
     pub(crate) fn kill(&self) {
         let mut state = self.state.lock();
         if self.was_killed.swap(true, Ordering::SeqCst) {
             return;
         }
-        let mut data_files = Vec::new();
-        for entry in self.directory.read_dir().unwrap() {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            if name != INDEX {
-                data_files.push((name, entry.metadata().unwrap().len()));
-            }
-        }
+        let length = |name| self.directory.join(name).metadata().unwrap().len();
+        let data_files = self.data_files().map(|name| (name.clone(), length(name))).collect();
         let index = std::fs::read(self.directory.join(INDEX)).unwrap_or_default();
         state.image = Some(Image { index, data_files, blocks: state.blocks.clone() });
     }
@@ -105,22 +110,14 @@ impl TagDisk {
         let mut state = self.state.lock();
         let Some(image) = state.image.take() else { return };
         std::fs::write(self.directory.join(INDEX), image.index).unwrap();
-        for entry in self.directory.read_dir().unwrap() {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            let length = image.data_files.iter().find(|(other, _)| *other == name);
-            match length {
-                _ if name == INDEX => {}
-                Some((_, length)) if entry.metadata().unwrap().len() > *length => {
-                    File::options()
-                        .write(true)
-                        .open(entry.path())
-                        .unwrap()
-                        .set_len(*length)
-                        .unwrap();
+        for name in self.data_files() {
+            let path = self.directory.join(&name);
+            match image.data_files.get(&name) {
+                None => std::fs::remove_file(path).unwrap(),
+                Some(length) if path.metadata().unwrap().len() > *length => {
+                    File::options().write(true).open(path).unwrap().set_len(*length).unwrap();
                 }
                 Some(_) => {}
-                None => std::fs::remove_file(entry.path()).unwrap(),
             }
         }
         state.blocks = image.blocks;
@@ -133,20 +130,18 @@ struct TagEngine {
     waker: Arc<Waker>,
     random: Random,
     /// Which file a descriptor is of.
-    names: Vec<(RawFd, String)>,
+    names: HashMap<RawFd, String>,
     /// Submitted; those with a transfer are still to be done.
     done: Vec<(Reaped, Option<Transfer>)>,
 }
 
 impl TagEngine {
     fn name(&mut self, file: RawFd) -> String {
-        if let Some((_, name)) = self.names.iter().find(|(other, _)| *other == file) {
-            return name.clone();
-        }
-        let path = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        self.names.push((file, name.clone()));
-        name
+        let name = || {
+            let path = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
+            path.file_name().unwrap().to_str().unwrap().to_owned()
+        };
+        self.names.entry(file).or_insert_with(name).clone()
     }
 
     fn transfer(&mut self, transfer: &Transfer) -> i32 {
@@ -155,14 +150,7 @@ impl TagEngine {
             unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
         let name = self.name(transfer.file);
         let mut state = self.disk.state.lock();
-        let place = match state.blocks.iter().position(|(other, _)| *other == name) {
-            Some(place) => place,
-            None => {
-                state.blocks.push((name, Vec::new()));
-                state.blocks.len() - 1
-            }
-        };
-        let blocks = &mut state.blocks[place].1;
+        let blocks = state.blocks.entry(name).or_default();
         let mut offset = transfer.offset_bytes as usize;
         for vector in vectors {
             assert!(offset.is_multiple_of(BLOCK) && vector.iov_len.is_multiple_of(BLOCK));

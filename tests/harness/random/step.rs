@@ -52,7 +52,7 @@ impl Driver<'_> {
         for (key, all) in by_key {
             self.judge_key(key, &all).map_err(|error| {
                 let guard = self.guards.get(&key);
-                let (now, used) = (self.now_ms(), self.ledger.uses(&key).latest_ms);
+                let (now, used) = (self.now_ms(), self.ledger.uses(key).latest_ms);
                 format!("'{}': {error}; {all:?}; {guard:?}, now {now}, used {used}", name(key))
             })?;
         }
@@ -164,7 +164,7 @@ impl Driver<'_> {
         }
         self.ledger.count("guarded", u64::from(guard.pinned || guard.leased_until_ms > now));
         self.settle(key, &may_be);
-        self.ledger.end_use(&key, last_use_ms, false);
+        self.ledger.end_use(key, last_use_ms, false);
         Ok(())
     }
 }
