@@ -130,7 +130,7 @@ def _has_data(server: int, query: str) -> bool:
 
 
 def test_every_metric_of_the_dashboard_is_there_and_every_metric_is_on_it(client: Client) -> None:
-    """Those of registered memory, of transfers and of leases that were refused are for `stats`."""
+    """Those of registered memory, transfers, refused leases and other variants are for `stats`."""
     assert client.stat("keys") == 0
     page = generate_latest(REGISTRY).decode()
     names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE kvring_")}
@@ -141,6 +141,7 @@ def test_every_metric_of_the_dashboard_is_there_and_every_metric_is_on_it(client
         "kvring_registered_bytes",
         "kvring_transfers_total",
         "kvring_leases_refused_total",
+        "kvring_other_variant_total",
         "kvring_abandoned_operations_total",
         "kvring_removed_bytes_total",
         "kvring_stored_bytes",
