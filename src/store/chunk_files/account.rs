@@ -52,6 +52,16 @@ struct DirectorySpace {
     reserved_bytes: u64,
 }
 
+/// A file that is given out and not made.
+#[derive(Clone, Copy)]
+struct UnmadeFile {
+    cost_bytes: u64,
+    /// The part of the cost that is still being removed elsewhere.
+    promised_bytes: u64,
+    /// How much must have arrived first, with all promises before.
+    awaited_bytes: u64,
+}
+
 /// What is known of all files.
 #[derive(Default)]
 pub(super) struct Account {
@@ -69,9 +79,11 @@ pub(super) struct Account {
     /// Bytes of files being removed that were promised to new ones, ever; and how many of these came.
     promised_bytes: u64,
     arrived_bytes: u64,
-    /// Files that are not made yet: how much must have arrived first, and what they cost.
-    unmade: HashMap<u32, (u64, u64)>,
+    /// Files that are not made yet.
+    unmade: HashMap<u32, UnmadeFile>,
     pub(super) unmade_bytes: u64,
+    /// Those of them that are being removed and had not all that was promised to them.
+    unserved: HashMap<u32, UnmadeFile>,
     /// Files that the file system refused to make. What they leave was never there: it is promised to nobody.
     refused: HashSet<u32>,
     refused_bytes: u64,
@@ -169,21 +181,22 @@ impl Account {
         debug_assert!(promised_bytes <= self.unpromised_bytes());
         self.promised_bytes += promised_bytes;
         let awaited_bytes = if promised_bytes > 0 { self.promised_bytes } else { 0 };
-        self.unmade.insert(number, (awaited_bytes, cost));
+        let unmade = UnmadeFile { cost_bytes: cost, promised_bytes, awaited_bytes };
+        self.unmade.insert(number, unmade);
         self.unmade_bytes += cost;
         Extent { file: number, first_block: 0, blocks }
     }
 
     /// Whether what was promised to the file is there; `None` if it will not come.
     pub(super) fn space_ready(&self, number: u32) -> Option<bool> {
-        let awaited = self.unmade.get(&number).map_or(0, |(awaited, _)| *awaited);
+        let awaited = self.unmade.get(&number).map_or(0, |unmade| unmade.awaited_bytes);
         (awaited <= self.coming_bytes()).then_some(awaited <= self.arrived_bytes)
     }
 
     /// The file is made, or will not be.
     pub(super) fn creation_done(&mut self, number: u32) {
-        if let Some((_, cost)) = self.unmade.remove(&number) {
-            self.unmade_bytes -= cost;
+        if let Some(unmade) = self.unmade.remove(&number) {
+            self.unmade_bytes -= unmade.cost_bytes;
         }
     }
 
@@ -202,6 +215,10 @@ impl Account {
     }
 
     pub(super) fn begin_removal(&mut self, extent: Extent) {
+        let unmade = self.unmade.get(&extent.file).copied();
+        if let Some(unmade) = unmade.filter(|one| one.awaited_bytes > self.arrived_bytes) {
+            self.unserved.insert(extent.file, unmade);
+        }
         self.creation_done(extent.file);
         let cost = cost_bytes(extent.blocks, self.unit_bytes);
         self.live_bytes -= cost;
@@ -222,6 +239,9 @@ impl Account {
         if !removed {
             return;
         }
+        let missing = self.withdraw_promise(extent.file);
+        self.shrink_directory(extent.file, missing.saturating_sub(cost), space);
+        let cost = cost.saturating_sub(missing);
         let promised = if was_refused { 0 } else { self.promised_bytes - self.arrived_bytes };
         let arrived = cost.min(promised);
         self.arrived_bytes += arrived;
@@ -231,137 +251,36 @@ impl Account {
         }
     }
 
+    /// A file that was never made is gone. Returns the bytes that were promised to it and have not come, since what they were promised
+    /// of could not be removed: nobody can have them. Promises behind move up.
+    fn withdraw_promise(&mut self, number: u32) -> u64 {
+        let Some(UnmadeFile { promised_bytes, awaited_bytes, .. }) = self.unserved.remove(&number)
+        else {
+            return 0;
+        };
+        let missing = promised_bytes.min(awaited_bytes.saturating_sub(self.arrived_bytes));
+        self.promised_bytes -= missing;
+        let waiting = self.unmade.values_mut().chain(self.unserved.values_mut());
+        waiting
+            .filter(|other| other.awaited_bytes > awaited_bytes)
+            .for_each(|other| other.awaited_bytes -= missing);
+        missing
+    }
+
+    /// A file's directory was to grow by bytes that have not come. Where other files need them by now, they are taken anyway.
+    fn shrink_directory(&mut self, number: u32, bytes: u64, space: &SpaceAccount) {
+        let Some(&digest) = self.files.get(&number).filter(|_| bytes > 0) else { return };
+        let directory = &mut self.directories[directory_of(digest)];
+        let needed_bytes = directory_bytes(directory.files - 1);
+        let spare_bytes = bytes.min(directory.reserved_bytes.saturating_sub(needed_bytes));
+        directory.reserved_bytes -= spare_bytes;
+        space.add(bytes - spare_bytes);
+    }
+
     pub(super) fn digest_of(&self, number: u32) -> Option<Digest> {
         self.files.get(&number).copied()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const CAPACITY: u64 = 1 << 20;
-
-    proptest! {
-        /// What is on disk (made and not removed) never exceeds the capacity, whoever waits for whom, whatever cannot be removed,
-        /// and nothing is lost.
-        #[test]
-        fn promises_are_kept(steps in prop::collection::vec((1_u32..30, 0_u8..4, any::<prop::sample::Index>()), 1..400)) {
-            let space = SpaceAccount::new(CAPACITY);
-            let mut account = Account::new(4096);
-            let (mut unmade, mut made): (Vec<Extent>, Vec<Extent>) = Default::default();
-            let cost = |extent: &Extent| cost_bytes(extent.blocks, 4096);
-            let (mut on_disk, mut stuck_bytes, mut stuck_files) = (0, 0, 0);
-            let mut end_one = |account: &mut Account, on_disk: &mut u64, existed: &mut Vec<u32>| {
-                if let Some(extent) = account.leaving.pop_front() {
-                    let position = existed.iter().position(|number| *number == extent.file);
-                    let is_stuck = position.is_some() && extent.blocks % 7 == 0;
-                    match position {
-                        Some(_) if is_stuck => {
-                            stuck_bytes += cost(&extent);
-                            stuck_files += 1;
-                        }
-                        Some(position) => {
-                            existed.swap_remove(position);
-                            *on_disk -= cost(&extent);
-                        }
-                        None => {}
-                    }
-                    account.end_removal(extent, !is_stuck, &space);
-                }
-            };
-            let mut existing = Vec::new();
-            for (blocks, step, which) in steps {
-                match step {
-                    0 => {
-                        let digest = Digest([u64::from(blocks), 0]);
-                        let needed = account.needed_bytes(blocks, digest);
-                        let now = needed.min(space.left_bytes());
-                        if needed - now <= account.unpromised_bytes() && space.reserve(now, 0) {
-                            unmade.push(account.give_out(blocks, digest, needed - now));
-                        }
-                    }
-                    1 => {
-                        unmade.retain(|extent| {
-                            let clear = account.space_ready(extent.file) == Some(true);
-                            if clear {
-                                account.creation_done(extent.file);
-                                on_disk += cost(extent);
-                                existing.push(extent.file);
-                                made.push(*extent);
-                            }
-                            !clear
-                        });
-                    }
-                    2 if !unmade.is_empty() && blocks % 3 == 0 => {
-                        let extent = unmade.swap_remove(which.index(unmade.len()));
-                        // The file system is asked once the space is there.
-                        if account.space_ready(extent.file) == Some(true) {
-                            account.creation_done(extent.file);
-                            account.note_refused(extent.file);
-                        }
-                        account.begin_removal(extent);
-                    }
-                    2 if !made.is_empty() => account.begin_removal(made.swap_remove(which.index(made.len()))),
-                    2 if !unmade.is_empty() => account.begin_removal(unmade.swap_remove(which.index(unmade.len()))),
-                    _ => end_one(&mut account, &mut on_disk, &mut existing),
-                }
-                prop_assert!(on_disk <= CAPACITY && space.used_bytes() <= CAPACITY);
-                // Who waits is served by what goes, or is told.
-                let waits = |extent: &&Extent| account.space_ready(extent.file) == Some(false);
-                prop_assert!(account.is_leaving() || !unmade.iter().any(|extent| waits(&extent)));
-            }
-            for extent in made.drain(..).chain(unmade.drain(..)) {
-                account.begin_removal(extent);
-            }
-            while !account.leaving.is_empty() {
-                end_one(&mut account, &mut on_disk, &mut existing);
-            }
-            let directories: u64 = account.directories.iter().map(|directory| directory.reserved_bytes).sum();
-            let used_bytes = directories + stuck_bytes;
-            prop_assert_eq!((space.used_bytes(), account.live_bytes, account.files.len()), (used_bytes, 0, stuck_files));
-            prop_assert!(account.unmade_bytes == 0 && account.allocated_blocks == 0);
-            prop_assert!(stuck_files > 0 || !account.is_awaited());
-            prop_assert!(account.refused.is_empty() && account.refused_bytes == 0);
-        }
-    }
-
-    /// Who waits for its space is told, and what goes next is theirs who wait.
-    #[test]
-    fn a_file_that_cannot_be_removed_keeps_its_space() {
-        let space = SpaceAccount::new(CAPACITY);
-        let mut account = Account::new(4096);
-        let digest = Digest([0; 2]);
-        account.note_directory(0, 0, &space);
-        let blocks = 100;
-        let needed = account.needed_bytes(blocks, digest);
-        space.add(CAPACITY - space.used_bytes());
-        let [old, next] = [0; 2].map(|promised| account.give_out(blocks, digest, promised));
-        account.begin_removal(old);
-        let new = account.give_out(blocks, digest, needed);
-        assert_eq!((account.space_ready(new.file), space.used_bytes()), (Some(false), CAPACITY));
-        account.end_removal(old, false, &space);
-        assert_eq!((account.space_ready(new.file), space.used_bytes()), (None, CAPACITY));
-        account.begin_removal(next);
-        assert_eq!((account.space_ready(new.file), account.unpromised_bytes()), (Some(false), 0));
-        account.end_removal(next, true, &space);
-        assert_eq!((account.space_ready(new.file), space.used_bytes()), (Some(true), CAPACITY));
-        account.begin_removal(new);
-        account.end_removal(new, true, &space);
-        assert_eq!(space.used_bytes(), CAPACITY - needed);
-    }
-
-    #[test]
-    fn numbers_in_use_are_skipped_when_they_start_over() {
-        let mut account = Account::new(4096);
-        let digest = Digest([0; 2]);
-        assert!(account.note_found(digest, u32::MAX) && account.note_found(digest, 1));
-        assert!(!account.note_found(digest, 1));
-        assert_eq!(account.next_number, 2);
-        account.next_number = u32::MAX;
-        let numbers = [0; 3].map(|_| account.give_out(1, digest, 0).file);
-        assert_eq!(numbers, [0, 2, 3]);
-    }
-}
+mod tests;
