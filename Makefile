@@ -134,7 +134,7 @@ WHEEL := target/wheel/.stamp
 
 $(WHEEL): $(VENV)/.stamp-kvring $(wildcard connector_py/kvring/*.py connector_py/kvring/*/*.py connector_py/kvring/*/*/*.py)
 	@rm -rf target/wheel
-	$(VENV)/bin/maturin build --release --out target/wheel --interpreter $(PY) $(LOCKED)
+	$(VENV)/bin/maturin build --quiet --release --out target/wheel --interpreter $(PY) $(LOCKED)
 	touch $@
 
 $(NEXT_VENV)/.stamp-kvring $(ENGINES_VENV)/.stamp-kvring: %/.stamp-kvring: %/.stamp $(WHEEL)
@@ -160,7 +160,8 @@ RUST_SOURCES := $(shell find src loadgen/src connector_py/src -name '*.rs') \
 	$(wildcard Cargo.toml Cargo.lock connector_py/Cargo.toml loadgen/Cargo.toml build.rs connector_py/build.rs .cargo/config.toml)
 
 $(VENV)/.stamp-kvring: $(VENV)/.stamp-tools pyproject.toml $(RUST_SOURCES) $(or $(NATIVE_MODULE),force) | need-cargo
-	@$(VENV)/bin/maturin develop --release $(MATURIN_INSTALLER) $(LOCKED)
+	@echo "make: building kvring, about two minutes the first time"
+	$(VENV)/bin/maturin develop --quiet --release $(MATURIN_INSTALLER) $(LOCKED)
 	touch $@
 
 .PHONY: force
@@ -201,7 +202,7 @@ lmcache: $(VENV)/.stamp-lmcache ## LMCache into .venv, once
 # --- what it's for ---
 
 .PHONY: demo
-demo: build lmcache ## show what kvring does
+demo: build lmcache engines ## a real vLLM with and without kvring, and after kill -9 (2 minutes)
 	@$(PY) -m examples.quickstart
 
 # $(1): further arguments of pytest; $(2): of cargo test; $(3): tests for the next LMCache; $(4): with vLLM and SGLang. All run whatever

@@ -1,45 +1,125 @@
-"""Compute a KV cache once, keep it in kvring, and let another process go on from it.
+"""A prompt's KV cache is computed once by the real vLLM, kept in kvring, and used by new processes.
 
-    python -m examples.quickstart [--tokens 4200] [--path DIR] [--capacity 4GiB]
+    python -m examples.quickstart [--tokens 7000] [--path DIR] [--capacity 4GiB]
 
-One process prefills a prompt with a small Llama and stores the KV cache through LMCache's
-StorageManager. A second process loads it and goes on generating; its logits must equal those of
-the first, which used no cache, bit for bit. At the end a real `lmcache server` is filled, restarted
-and asked again.
+vLLM runs on this machine's processor (`make engines` installs it). Its time to the first token is
+told without a cache, from kvring in a new process, and after a `kill -9`; then the same with
+LMCache's server in between. The answers must be equal, token for token.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 if __package__ in (None, ""):  # run as a file, where only its own directory is importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from examples.quickstart.client import run_client_alone
 from examples.quickstart.console import Report
-from tests.support.adapter_spec import ADAPTER_NAMES, DEFAULT_CAPACITY, AdapterSpec, adapter_spec
-from tests.support.bench_client import CHUNKS_PER_REQUEST
-from tests.support.deployment import (
-    FIRST_CLIENT_BLOCKS,
-    LATER_CLIENT_BLOCKS,
-    LOADED_CHUNKS_METRIC,
-    STORED_CHUNKS_METRIC,
-    CacheServer,
-    fresh_run_problems,
-    restart_problems,
-)
-from tests.support.lmcache_command import DeploymentError, lmcache_environment
+from kvring.cli.machine import machine_facts
+from kvring.owner_socket import ask
+from tests.support.adapter_spec import DEFAULT_CAPACITY, adapter_spec
+from tests.support.deployment import STORED_CHUNKS_METRIC, CacheServer
+from tests.support.lmcache_command import REPOSITORY, DeploymentError
 
-DEPLOYMENT_REQUESTS = 2
+LMCACHE_PACKAGES = sysconfig.get_path("purelib")
+ENGINES_PYTHON = REPOSITORY / ".venv-engines" / "bin" / "python"
+DEADLINE_S = 600.0
+PRIMARY_TIER_BYTES = 1 << 30
+WRITTEN_CHUNKS_METRIC = "lmcache_mp_l1_write_chunks_total"
+# What is left of a process that was killed is found by it.
+ENGINE_ID = f"kvring-demo-{os.getpid()}"
 
 
 class DemoError(Exception):
     """The demo found something that is not as it must be."""
+
+
+class Answer(NamedTuple):
+    """What vLLM answered to a prompt."""
+
+    first_token_s: float
+    # Tokens of the prompt that were not computed.
+    cached: int
+    tokens: list[int]
+
+
+class Engine:
+    """Starts vLLM in new processes, each for a few prompts."""
+
+    def __init__(self, directory: Path, length: int) -> None:
+        """Keep its model and its log in a directory; prompts have so many tokens."""
+        self._directory = directory
+        self._length = length
+
+    def ask(self, *numbers: int, **task: Any) -> list[Answer]:
+        """Have prompts answered, and stored if there is a `connector`."""
+        with self._started(numbers, task) as process:
+            output, _ = process.communicate(timeout=DEADLINE_S)
+            self._check(process)
+        return [Answer(**one) for one in json.loads(output.splitlines()[-1])]
+
+    def die_while_storing(self, number: int, store: Path, **task: Any) -> None:
+        """Have a prompt answered, and kill the process when the store has some of its chunks."""
+        with self._started((number,), task) as process:
+            assert process.stdout is not None
+            if process.stdout.readline() != "storing\n":
+                process.wait(DEADLINE_S)
+                self._check(process)
+            before = _stats(store)["set_stored"]
+            end_s = time.monotonic() + DEADLINE_S
+            while process.poll() is None and _stats(store)["set_stored"] < before + 8:
+                if time.monotonic() > end_s:
+                    raise DemoError(f"nothing was stored in {DEADLINE_S:.0f} s")
+                time.sleep(0.01)
+            process.kill()
+
+    @contextmanager
+    def _started(
+        self, numbers: tuple[int, ...], task: dict[str, Any]
+    ) -> Iterator["subprocess.Popen[str]"]:
+        prompts = [[number, self._length] for number in numbers]
+        task = {"model": str(self._directory / "model"), "prompts": prompts, **task}
+        # LMCache's connector is in the other environment, with the same versions of all else.
+        has_server = task.get("connector", {}).get("kv_connector") == "LMCacheMPConnector"
+        path = [str(REPOSITORY), os.environ.get("PYTHONPATH"), has_server and LMCACHE_PACKAGES]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "PYTHONWARNINGS": "ignore",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_server)),
+        }
+        for name in ("VLLM_CONFIG_ROOT", "VLLM_CACHE_ROOT"):
+            environment[name] = str(self._directory / "vllm")
+        with (self._directory / "vllm.log").open("ab") as log:
+            process = subprocess.Popen(
+                [ENGINES_PYTHON, "-m", "examples.quickstart.engine", json.dumps(task)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def _check(self, process: "subprocess.Popen[str]") -> None:
+        if process.returncode != 0:
+            log = (self._directory / "vllm.log").read_text(errors="replace")
+            last = "\n".join(log.splitlines()[-20:])
+            raise DemoError(f"vLLM ended with status {process.returncode}:\n{last}")
 
 
 def main() -> int:
@@ -48,20 +128,11 @@ def main() -> int:
     report = Report()
     try:
         with _data_directory(arguments.path, arguments.keep) as directory:
-            spec = adapter_spec(arguments.adapter, directory / "kv", arguments.capacity)
-            with tempfile.TemporaryDirectory(prefix="kvring-demo-exchange-") as exchange:
-                _store_and_load(report, spec, arguments.tokens, Path(exchange))
-            report.line(f"Data: {_describe_data(directory / 'kv')}")
-            report.line()
-            if arguments.skip_deployment:
-                report.line("The deployment check was left out; --skip-deployment did that.")
-            else:
-                spec = adapter_spec(arguments.adapter, directory / "server", arguments.capacity)
-                _check_deployment(report, spec, directory / "server.log")
+            _run(report, directory, arguments)
     except (DemoError, DeploymentError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
-    report.line("Everything matches.")
+    report.line("All answers are equal.")
     return 0
 
 
@@ -77,23 +148,14 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--keep", action="store_true", help="do not remove the temporary directory")
     parser.add_argument(
-        "--tokens", type=int, default=4200, help="length of the prompt (default: %(default)s)"
+        "--tokens", type=int, default=7000, help="length of the prompt (default: %(default)s)"
     )
     parser.add_argument(
         "--capacity", default=DEFAULT_CAPACITY, help="kvring's capacity (default: %(default)s)"
     )
-    parser.add_argument(
-        "--adapter",
-        choices=ADAPTER_NAMES,
-        default=ADAPTER_NAMES[0],
-        help="L2 adapter; fs_native is LMCache's own, to compare with (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--skip-deployment", action="store_true", help="leave out the `lmcache server` at the end"
-    )
     arguments = parser.parse_args()
-    if arguments.tokens < 2:
-        parser.error("--tokens must be at least 2")
+    if not 1000 <= arguments.tokens <= 8000:
+        parser.error(f"--tokens {arguments.tokens}: it takes 1000 to 8000")
     return arguments
 
 
@@ -111,89 +173,106 @@ def _data_directory(path: Path | None, keep: bool) -> Iterator[Path]:
             shutil.rmtree(directory)
 
 
-def _store_and_load(report: Report, spec: AdapterSpec, token_count: int, exchange: Path) -> None:
-    report.line("Process 1: prefill without a cache, and store")
-    _run_worker("store", spec, token_count, exchange)
-    stored = json.loads((exchange / "store.json").read_text())
-    report.line()
-    report.line("Process 2: load, and go on generating")
-    _run_worker("load", spec, token_count, exchange)
-    loaded = json.loads((exchange / "load.json").read_text())
-
-    size_bytes, load_s = stored["total_bytes"], loaded["prefetch_s"] + loaded["restore_s"]
-    chunk_count = stored["chunk_count"]
-    report.line()
-    report.line(f"Prefill without a cache: {stored['prefill_s']:.2f} s")
+def _run(report: Report, directory: Path, arguments: argparse.Namespace) -> None:
+    if not list(ENGINES_PYTHON.parents[1].glob("lib/*/site-packages/vllm/_C*.so")):
+        report.line("There is no vLLM for this processor, as `make engines` has said.")
+        spec = adapter_spec("plugin", directory / "server", arguments.capacity)
+        return run_client_alone(report, spec, directory / "server.log")
+    facts = machine_facts([directory])
     report.line(
-        f"Load with it: {load_s:.2f} s, {stored['prefill_s'] / load_s:.1f} times as fast"
-        f" ({loaded['prefetch_s']:.2f} s from L2, {loaded['restore_s']:.2f} s into the model)"
+        f"vLLM on the processor, without a GPU: {facts['processor']}, {facts['cpu_count']} "
+        f"processors, {facts['file_system']}. A Llama of 16 layers with random weights, and a "
+        f"prompt of {arguments.tokens:,} tokens."
     )
-    report.line(
-        f"Bytes: {size_bytes} ({size_bytes / 2**20:.0f} MiB) for {stored['cached_tokens']} tokens; "
-        f"stored at {_rate(size_bytes, stored['store_s'])}, "
-        f"read at {_rate(size_bytes, loaded['prefetch_s'])}"
-    )
-    report.line(f"Hits: {loaded['hit_count']} of {chunk_count} chunks")
-    report.line(f"Equal bytes: {loaded['equal_chunks']} of {chunk_count} chunks")
-    report.line(f"Equal logits: {loaded['logits_equal']}, equal tokens: {loaded['tokens_equal']}")
-
-    if loaded["hit_count"] != chunk_count:
-        raise DemoError(f"{loaded['hit_count']} of {chunk_count} chunks were hit")
-    if loaded["equal_chunks"] != chunk_count:
-        raise DemoError(f"{loaded['equal_chunks']} of {chunk_count} chunks came back unchanged")
-    if not (loaded["logits_equal"] and loaded["tokens_equal"]):
-        difference = loaded["largest_logit_difference"]
-        raise DemoError(f"the generations differ, in the logits by up to {difference}")
+    report.line()
+    engine = Engine(directory, arguments.tokens)
+    cold = _without_lmcache(report, engine, directory / "kv", arguments.capacity)
+    report.line()
+    _with_lmcache(report, engine, directory, arguments.capacity, cold)
+    report.line()
+    return None
 
 
-def _run_worker(phase: str, spec: AdapterSpec, token_count: int, exchange: Path) -> None:
-    environment = lmcache_environment() | {"LMCACHE_LOG_LEVEL": "WARNING"}
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "examples.quickstart.worker", phase),
-            *("--adapter-json", json.dumps(spec), "--tokens", str(token_count)),
-            *("--exchange", str(exchange)),
-        ],
-        env=environment,
-        check=False,
-    )
-    if finished.returncode != 0:
-        raise DemoError(f"the {phase} process ended with status {finished.returncode}")
+def _without_lmcache(report: Report, engine: Engine, store: Path, capacity: str) -> Answer:
+    tier = {"type": "KvringTier", "module_path": "kvring.vllm"}
+    connector = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": ENGINE_ID,
+        "kv_connector_extra_config": {
+            # vLLM's own has no worker for a processor.
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "tests.support.host_copies",
+            "cpu_bytes_to_use": PRIMARY_TIER_BYTES,
+            "secondary_tiers": [{**tier, "path": str(store), "capacity": capacity}],
+        },
+    }
+    with report.step("vLLM computes the prompt, and stores its KV cache") as tell:
+        (cold,) = engine.ask(1, connector=connector, store=str(store))
+        tell(_told(cold))
+    with report.step("A new process finds it in kvring") as tell:
+        (warm,) = engine.ask(1, connector=connector)
+        tell(_told(warm, cold))
+    with report.step("It is killed (kill -9) while it stores another prompt"):
+        engine.die_while_storing(2, store, connector=connector)
+        for left in Path("/dev/shm").glob(f"vllm_offload_{ENGINE_ID}*"):
+            left.unlink()
+    with report.step("A new process after that") as tell:
+        (warm,) = engine.ask(1, connector=connector)
+        tell(_told(warm, cold))
+    return cold
 
 
-def _check_deployment(report: Report, spec: AdapterSpec, log_path: Path) -> None:
-    report.line("The whole deployment: `lmcache server` above it, and LMCache's own client")
-    chunk_count = DEPLOYMENT_REQUESTS * CHUNKS_PER_REQUEST
-    with ExitStack() as stack:
-        with report.step("Start a server"):
-            server = stack.enter_context(CacheServer(spec, log_path))
-        with report.step("Fill it, and wait until all is in L2"):
-            first = server.run_client(DEPLOYMENT_REQUESTS, FIRST_CLIENT_BLOCKS)
-            server.wait_for_metric(STORED_CHUNKS_METRIC, chunk_count)
-        with report.step("Stop it"):
+def _with_lmcache(
+    report: Report, engine: Engine, directory: Path, capacity: str, cold: Answer
+) -> None:
+    spec = adapter_spec("plugin", directory / "server", capacity)
+    for is_first in (True, False):
+        what = "computes it, and stores it" if is_first else "finds it in kvring"
+        with ExitStack() as stack:
+            step = report.step(f"With a new `lmcache server` a new vLLM {what}")
+            tell = stack.enter_context(step)
+            server = stack.enter_context(
+                CacheServer(spec, directory / "server.log", transfer_mode="engine_driven")
+            )
+            connector = {
+                "kv_connector": "LMCacheMPConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {
+                    "lmcache.mp.host": "tcp://127.0.0.1",
+                    "lmcache.mp.port": server.port,
+                },
+            }
+            (answer,) = engine.ask(1, connector=connector)
+            if is_first:
+                written = server.metric(WRITTEN_CHUNKS_METRIC)
+                server.wait_for_metric(STORED_CHUNKS_METRIC, written)
             server.stop()
-        with report.step("Start another on the same data"):
-            server = stack.enter_context(CacheServer(spec, log_path))
-        with report.step("Ask for the same again"):
-            later = server.run_client(DEPLOYMENT_REQUESTS, LATER_CLIENT_BLOCKS)
-            server.wait_for_metric(LOADED_CHUNKS_METRIC, chunk_count)
-        with report.step("Stop it"):
-            server.stop()
-    problems = fresh_run_problems(first, DEPLOYMENT_REQUESTS) + restart_problems(first, later)
-    if problems:
-        raise DemoError("\n".join(problems))
-    report.line(f"Cold lookups after the restart: {chunk_count} of {chunk_count} chunks hit")
-    report.line("Checksums after the restart: all equal those before it")
+            tell(_told(answer, cold, is_warm=not is_first))
 
 
-def _describe_data(directory: Path) -> str:
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    allocated_bytes = sum(path.stat().st_blocks * 512 for path in files)
-    return f"{directory} ({len(files)} files, {allocated_bytes / 2**20:.0f} MiB on disk)"
+def _told(answer: Answer, cold: Answer | None = None, *, is_warm: bool = True) -> str:
+    """Return what a user waits for; the answer must be that of the first process."""
+    text = f"{answer.first_token_s:.2f} s to the first token"
+    if cold is None:
+        return text
+    if answer.tokens != cold.tokens:
+        raise DemoError(f"the answers differ: {answer.tokens} and {cold.tokens}")
+    if not is_warm:
+        return f"{text}, equal answer"
+    if not answer.cached:
+        raise DemoError("no token came from kvring")
+    times = cold.first_token_s / answer.first_token_s
+    return f"{text} ({times:.0f} times as fast), {answer.cached:,} tokens from kvring, equal answer"
 
 
-def _rate(size_bytes: int, duration_s: float) -> str:
-    return f"{size_bytes / 1e6 / duration_s:.0f} MB/s"
+def _stats(store: Path) -> dict[str, Any]:
+    answer = ask(store, None, {"ask": "stats"})
+    if answer is None:
+        raise DemoError(f"nobody has {store} open")
+    stats: dict[str, Any] = answer["stats"]
+    return stats
 
 
 if __name__ == "__main__":

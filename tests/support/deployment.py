@@ -61,12 +61,17 @@ class CacheServer:
         log_path: Path,
         l1_size_gb: float = 1.0,
         machine: Machine = HERE,
+        transfer_mode: str | None = None,
     ) -> None:
-        """Prepare a server with the L2 adapter ``spec`` that appends its log to ``log_path``."""
+        """Prepare a server with the L2 adapter ``spec`` that appends its log to ``log_path``.
+
+        ``transfer_mode`` is LMCache's; an engine without a GPU needs "engine_driven".
+        """
         self._machine = machine
         self._spec = spec
         self._log_path = log_path
         self._l1_size_gb = l1_size_gb
+        self._transfer_mode = transfer_mode
         self._process: subprocess.Popen[bytes] | None = None
         self._rpc_port = 0
         self._http_port = 0
@@ -146,6 +151,11 @@ class CacheServer:
             self._process.wait()
 
     @property
+    def port(self) -> int:
+        """The port to which engines connect."""
+        return self._rpc_port
+
+    @property
     def _http_url(self) -> str:
         return f"http://{self._machine.host}:{self._http_port}"
 
@@ -176,6 +186,7 @@ class CacheServer:
             *("--http-host", self._machine.host, "--http-port", str(self._http_port)),
             *("--l1-size-gb", str(self._l1_size_gb), "--eviction-policy", "LRU"),
             *("--l2-adapter", json.dumps(self._spec)),
+            *(("--supported-transfer-mode", self._transfer_mode) if self._transfer_mode else ()),
         ]
 
     def _wait_until_healthy(self, process: subprocess.Popen[bytes]) -> bool:

@@ -23,9 +23,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from tests.python.conftest import MIB
-from tests.python.engines.cpu import host_copies
 from tests.python.engines.cpu.processes import Answer, Run
 from tests.python.engines.vllm_engine import shared_memory
+from tests.support import host_copies
 
 # An engine collects garbage seven times as it starts, and nothing that was imported is any.
 gc.freeze()

@@ -1,0 +1,93 @@
+"""One process with the real vLLM on this machine's processor: it answers prompts, and tells how.
+
+    python -m examples.quickstart.engine '{"model": ..., "prompts": [[number, tokens], ...]}'
+
+Its last line is JSON. It begins a line with "storing" when it is about to answer the last prompt.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+os.environ |= {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+# In one process, where nothing of LMCache is imported: vLLM trips over its modules.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+from vllm import LLM, SamplingParams
+
+from examples.quickstart.model import prompt, write_model
+
+_BLOCK_TOKENS: Final = 32
+_ANSWER_TOKENS: Final = 16
+_DEADLINE_S: Final = 60.0
+
+
+def main(task: dict[str, Any]) -> int:
+    """Answer prompts; a model that is not there is written first."""
+    model = Path(task["model"])
+    if not model.exists():
+        write_model(model)
+    engine = LLM(
+        str(model),
+        served_model_name="demo",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        seed=0,
+        enforce_eager=True,
+        max_model_len=8192,
+        max_num_batched_tokens=2048,
+        block_size=_BLOCK_TOKENS,
+        kv_transfer_config=task.get("connector"),
+        disable_log_stats=False,
+    )
+    # What is done for the first time takes longer.
+    _ask(engine, [5, 6, 7])
+    answers = []
+    for number, length in task["prompts"]:
+        print("storing", flush=True)
+        answers.append(_ask(engine, prompt(number, length)))
+    _finish_stores(engine, task.get("store"), sum(length for _, length in task["prompts"]))
+    print(json.dumps(answers), flush=True)
+    # It has nothing to clean up but what vLLM does.
+    engine.llm_engine.engine_core.shutdown()
+    return 0
+
+
+def _ask(engine: Any, tokens: list[int]) -> dict[str, Any]:
+    sampling = SamplingParams(
+        temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, detokenize=False
+    )
+    (output,) = engine.generate({"prompt_token_ids": tokens}, sampling, use_tqdm=False)
+    return {
+        "first_token_s": output.metrics.first_token_latency,
+        "cached": output.num_cached_tokens,
+        "tokens": list(output.outputs[0].token_ids),
+    }
+
+
+def _finish_stores(engine: Any, store: str | None, tokens: int) -> None:
+    """Wait until all whole blocks are stored: vLLM stores while it answers."""
+    if store is None:
+        return
+    from kvring.owner_socket import ask
+
+    wanted = tokens // _BLOCK_TOKENS - 1
+    end_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < end_s:
+        if ask(Path(store), None, {"ask": "stats"})["stats"]["keys"] >= wanted:
+            return
+        _ask(engine, [5, 6, 7])
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
