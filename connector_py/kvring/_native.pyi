@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, fina
 from typing_extensions import Buffer, Self, disjoint_base
 
 __all__ = [
+    "ANY_VARIANT",
     "FAILURE_CODES",
     "BenchPlan",
     "BenchRun",
@@ -33,6 +34,7 @@ __all__ = [
     "engine_namespace",
     "forecast_open",
     "format_device",
+    "is_of_model",
     "object_key_text",
     "options",
     "part_key",
