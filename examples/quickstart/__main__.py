@@ -90,14 +90,11 @@ class Engine:
     ) -> Iterator["subprocess.Popen[str]"]:
         prompts = [[number, self._length] for number in numbers]
         task = {"model": str(self._directory / "model"), "prompts": prompts, **task}
-        # LMCache's connector is in the other environment, with the same versions of all else.
-        has_server = task.get("connector", {}).get("kv_connector") == "LMCacheMPConnector"
-        path = [str(REPOSITORY), os.environ.get("PYTHONPATH"), has_server and LMCACHE_PACKAGES]
+        path = [str(REPOSITORY), os.environ.get("PYTHONPATH")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONWARNINGS": "ignore",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(has_server)),
         }
         for name in ("VLLM_CONFIG_ROOT", "VLLM_CACHE_ROOT"):
             environment[name] = str(self._directory / "vllm")
@@ -244,7 +241,7 @@ def _with_lmcache(
                     "lmcache.mp.port": server.port,
                 },
             }
-            (answer,) = engine.ask(1, connector=connector)
+            (answer,) = engine.ask(1, connector=connector, lmcache=LMCACHE_PACKAGES)
             if is_first:
                 written = server.metric(WRITTEN_CHUNKS_METRIC)
                 server.wait_for_metric(STORED_CHUNKS_METRIC, written)

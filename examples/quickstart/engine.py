@@ -15,15 +15,15 @@ from typing import Any, Final
 os.environ |= {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-# In one process, where nothing of LMCache is imported: vLLM trips over its modules.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
 
 from examples.quickstart.model import prompt, write_model
 
@@ -37,6 +37,12 @@ def main(task: dict[str, Any]) -> int:
     model = Path(task["model"])
     if not model.exists():
         write_model(model)
+    if "lmcache" in task:
+        # vLLM does it again as it starts, and cannot once LMCache has imported llvmlite.
+        current_platform.register_triton_kernel_overrides()
+        type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
+        # Behind the packages of this environment, which have the same versions.
+        sys.path.append(task["lmcache"])
     engine = LLM(
         str(model),
         served_model_name="demo",
