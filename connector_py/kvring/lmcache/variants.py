@@ -63,12 +63,17 @@ class Variants:
         if self._identity is not None:
             # They may be a serde's bytes. The load knows.
             return [None for _ in keys]
-        return [
-            None
-            if (layout := layouts.get(key.object_group_id)) is None or not layout.shapes
-            else self._of(key.model_name, layout.shapes, layout.dtypes)
-            for key in keys
-        ]
+        known: dict[tuple[str, int], int | None] = {}
+        variants = []
+        for key in keys:
+            form = (key.model_name, key.object_group_id)
+            if form not in known:
+                layout = layouts.get(key.object_group_id)
+                known[form] = None
+                if layout is not None and layout.shapes:
+                    known[form] = self._of(key.model_name, layout.shapes, layout.dtypes)
+            variants.append(known[form])
+        return variants
 
     def _of(self, model: str, shapes: list[Any], dtypes: list[Any]) -> int:
         form = (model, tuple(shapes), tuple(dtypes))
