@@ -1,3 +1,5 @@
+//! Tests of the account of chunk files.
+
 use proptest::prelude::*;
 
 use super::*;
