@@ -44,7 +44,7 @@ install = $(call install_into,$(PY),$(1))
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-19s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # --- the environment ---
 
@@ -229,6 +229,11 @@ NEXT_TESTS := $(addprefix tests/python/lmcache/test_,adapter.py package.py plugi
 .PHONY: test
 test: build lmcache $(PEERS)/.stamp $(NEXT_VENV)/.stamp-kvring engines ## all tests, with the real LMCache, vLLM and SGLang
 	@$(call run_tests,,,$(NEXT_TESTS),tests/python/engines)
+
+# The engine finds LMCache behind its own packages: both environments have the same versions.
+.PHONY: test-lmcache-engine
+test-lmcache-engine: build lmcache engines ## the real vLLM above the real server of LMCache, on processors (10 minutes)
+	@KVRING_TEST_LMCACHE_ENGINE=1 $(ENGINES_PY) -m pytest tests/python/engines/cpu/test_lmcache_cpu.py
 
 .PHONY: check
 check: export KVRING_MATRIX ?= quick

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -23,19 +24,17 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from tests.python.conftest import MIB
-from tests.python.engines.cpu.processes import Answer, Run
+from tests.python.engines.cpu.processes import BLOCK_TOKENS, VOCABULARY, Answer, Run
 from tests.python.engines.vllm_engine import shared_memory
 from tests.support import host_copies
 
 # An engine collects garbage seven times as it starts, and nothing that was imported is any.
 gc.freeze()
 
-BLOCK_TOKENS = 32
-VOCABULARY = 4096
-
 # A prompt of two thousand tokens takes four steps.
 _STEP_TOKENS = 512
-_MAX_STEPS = 10_000
+# A server that was killed is waited for, a millisecond a step.
+_MAX_STEPS = 100_000
 _ANSWER_TOKENS = 8
 
 
@@ -48,20 +47,22 @@ class CpuEngine:
         tiers: Sequence[dict[str, Any]] = (),
         dtype: str = "float32",
         primary_bytes: int = 64 * MIB,
+        connector: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """Start as vLLM does with these secondary tiers; without any, it has no connector."""
+        """Start as vLLM does with these secondary tiers, or with another connector, or none."""
         extra = {
             "spec_name": "HostTieringSpec",
             "spec_module_path": host_copies.__name__,
             "cpu_bytes_to_use": primary_bytes,
             "secondary_tiers": list(tiers),
         }
-        connector = {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
+        if tiers:
+            connector = {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": extra,
+            }
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(model),
@@ -75,7 +76,7 @@ class CpuEngine:
                 max_num_seqs=8,
                 block_size=BLOCK_TOKENS,
                 num_gpu_blocks_override=512,
-                kv_transfer_config=connector if tiers else None,
+                kv_transfer_config=connector,
                 **options,
             )
         )
@@ -149,6 +150,7 @@ class CpuEngine:
             if not self._scheduler.has_requests():
                 return
             self.step()
+            time.sleep(0.001)
         raise AssertionError("requests do not end")
 
     def forget(self) -> None:

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.python.conftest import REPOSITORY
+
+BLOCK_TOKENS = 32
+VOCABULARY = 4096
+TOKENS = 1000
 
 _DEADLINE_S = 240.0
 
@@ -27,6 +33,11 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+
+def prompt(number: int, tokens: int = TOKENS) -> list[int]:
+    """Return a prompt, another one for each number; a longer one begins as a shorter one."""
+    return random.Random(number).choices(range(3, VOCABULARY), k=tokens)
 
 
 class Answer(NamedTuple):
@@ -46,7 +57,7 @@ class Run(NamedTuple):
 
 
 class Processes:
-    """Calls functions of the module `engine`, each in a new process."""
+    """Calls functions of the modules beside this one, each in a new process."""
 
     def __init__(self, directory: Path) -> None:
         """Import vLLM in a process, before any other asks for one."""
@@ -56,8 +67,9 @@ class Processes:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in _ENVIRONMENT.items():
                 patch.setenv(name, value)
-            patch.setenv("VLLM_CONFIG_ROOT", str(directory))
-            patch.setenv("VLLM_CACHE_ROOT", str(directory))
+            # What a killed engine leaves there goes with the other files of the tests.
+            for name in ("TMPDIR", "VLLM_CONFIG_ROOT", "VLLM_CACHE_ROOT"):
+                patch.setenv(name, str(directory))
             patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
             forkserver.ensure_running()
 
@@ -93,9 +105,9 @@ def _run(end: Connection, log: Path, name: str, arguments: Any, options: Any) ->
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    from tests.python.engines.cpu import engine
-
-    function: Callable[..., Any] = getattr(engine, name)
+    where, _, function_name = name.rpartition(".")
+    module = import_module(f"{__package__}.{where or 'engine'}")
+    function: Callable[..., Any] = getattr(module, function_name)
     try:
         end.send(function(*arguments, **options))
     except BaseException:

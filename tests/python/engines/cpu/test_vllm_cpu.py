@@ -1,9 +1,7 @@
 """The real vLLM on processors: with KV from kvring it gives the tokens that it computes without."""
 
-import random
 import shutil
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +9,15 @@ import pytest
 
 from kvring._native import StoredChunks
 from tests.python.conftest import CAPACITY_BYTES, MIB
-from tests.python.engines.cpu.processes import Processes
+from tests.python.engines.cpu.processes import BLOCK_TOKENS, TOKENS, Processes, prompt
 from tests.support.damage import damage
-
-_vllm = find_spec("vllm")
-if _vllm is None or not (Path(str(_vllm.origin)).parent / "_C.abi3.so").exists():
-    pytest.skip("vLLM has no kernels for processors (make engines)", allow_module_level=True)
 
 # The import of vLLM is in the first one's time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# As in the module `engine`, which imports vLLM.
-BLOCK_TOKENS = 32
-VOCABULARY = 4096
-
-TOKENS = 1000
 # A prompt's last token is always computed.
 CACHED = (TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 CHUNKS = CACHED // BLOCK_TOKENS
-
-
-def prompt(number: int, tokens: int = TOKENS) -> list[int]:
-    return random.Random(number).choices(range(3, VOCABULARY), k=tokens)
-
 
 STORED = [prompt(number) for number in range(3)]
 NEW = [prompt(number) for number in range(3, 5)]
@@ -54,19 +38,6 @@ def tokens_of(run: Any) -> list[list[int]]:
 
 def cached_in(run: Any) -> list[int]:
     return [answer.cached for answer in run.answers]
-
-
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Processes:
-    return Processes(tmp_path_factory.mktemp("vllm"))
-
-
-@pytest.fixture(scope="module")
-def models(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of one shape."""
-    directory = tmp_path_factory.mktemp("models")
-    processes.call("write_models", directory, seeds=[1, 2])
-    return sorted(directory.iterdir())
 
 
 @pytest.fixture(scope="module")
