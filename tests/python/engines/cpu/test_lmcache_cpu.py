@@ -121,8 +121,11 @@ def test_a_new_pair_and_damage(ask: Ask, alone: list[list[int]], store_path: Pat
     assert cached_in(answers) == [CACHED] * len(alone)
 
 
-def test_a_kill_of_the_server_while_it_stores(ask: Ask, alone: list[list[int]]) -> None:
+def test_a_kill_of_the_server_while_it_stores(
+    ask: Ask, alone: list[list[int]], store_path: Path
+) -> None:
     assert tokens_of(ask(PROMPTS, is_killed=True)) == alone
+    assert 0 < len(list(StoredChunks(store_path))) < CHUNKS * len(PROMPTS)
     for stored in (CHUNKS * len(PROMPTS), 0):
         answers = ask(PROMPTS, stored=stored)
         assert tokens_of(answers) == alone
