@@ -419,6 +419,9 @@ class Connector:
             name: Any text, for instance the step of the training.
         """
 
+    def epoch(self) -> int:
+        """Return the 32-bit fingerprint of the epoch of now; 0 for ""."""
+
     def pin(self, keys: list[str]) -> list[bool]:
         """Pin those of the keys that are stored; return of each whether it is pinned now.
 

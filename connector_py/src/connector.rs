@@ -181,6 +181,11 @@ impl Connector {
         self.core.set_epoch(name);
     }
 
+    /// What the epoch of now is in variants.
+    fn epoch(&self) -> Variant {
+        self.core.epoch()
+    }
+
     /// Pin those of the keys that are stored.
     fn pin(&self, py: Python<'_>, keys: Keys) -> PyResult<Vec<bool>> {
         py.detach(|| self.core.pin(&keys.0)).map_err(from_submit)

@@ -205,7 +205,8 @@ impl Connector {
         self.epoch.store(variant, Ordering::SeqCst);
     }
 
-    fn epoch(&self) -> Variant {
+    /// What the epoch of now is in variants; 0 in the first one.
+    pub fn epoch(&self) -> Variant {
         self.epoch.load(Ordering::SeqCst)
     }
 

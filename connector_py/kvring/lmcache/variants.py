@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -20,24 +20,36 @@ _MOST: Final = 0x7FFFFFFF
 
 
 class Variants:
-    """Variants of chunks, as the store keeps them; see `set_epoch` there for what else is in them.
+    """Variants of chunks. A store adds its epoch to its own; those of other machines have it here.
 
     A serde of LMCache's (`serde_wrapper.py` of 0.5.6) gives bytes to an adapter that tell neither
     what they were nor which serde made them; lookups tell of the objects before that. Only an
     `identity` says so, and where there is none they are not found.
     """
 
-    def __init__(self, identity: str | None, *, is_portable: bool = False) -> None:
+    def __init__(
+        self,
+        identity: str | None,
+        epoch: Callable[[], int] | None = None,
+        *,
+        is_portable: bool = False,
+    ) -> None:
         """Know none yet.
 
         Args:
             identity: That of the store.
+            epoch: Returns that of the store, where that does not add it.
             is_portable: Whether other machines are to have the same variants.
         """
         self._identity = identity
+        self._epoch = epoch
         self._is_portable = is_portable
         self._known: dict[Any, int] = {}
         self._has_warned = False
+
+    def epoch(self) -> int:
+        """Return the epoch that is in these variants; 0 for the first one, and for none."""
+        return 0 if self._epoch is None else self._epoch()
 
     def of_objects(self, keys: Iterable[ObjectKey], objects: Iterable[Any]) -> list[int]:
         """Return the variant of each memory object."""
@@ -83,7 +95,7 @@ class Variants:
             parts = [weights, *(f"{list(one)}" for one in shapes), *map(str, dtypes)]
             variant = max(zlib.crc32("\0".join(parts).encode()) & _MOST, 1)
             self._known[form] = variant
-        return variant
+        return variant ^ self.epoch()
 
 
 def form_of(one: Any) -> tuple[list[Any], list[Any]]:

@@ -16,6 +16,7 @@ from lmcache.v1.memory_management import TensorMemoryObj
 
 from kvring._native import ClosedError, KvRingError
 from kvring.lmcache.adapter import KvringL2Adapter, KvringL2AdapterConfig
+from kvring.lmcache.variants import Variants
 from kvring.logs import warn
 from kvring.shared_tier import metrics
 from kvring.shared_tier.buffers import Buffers
@@ -94,7 +95,8 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         shared = config.shared_options
         self._buffers = Buffers(shared.limits.buffer_bytes)
         try:
-            self._tier = SharedTier(shared, self._buffers, self._promote)
+            variants = Variants(shared.identity, self._store.epoch, is_portable=True)
+            self._tier = SharedTier(shared, self._buffers, variants, self._promote)
         except BaseException:
             # No thread, or no descriptor.
             super().close()

@@ -53,6 +53,7 @@ class Connection:
         self,
         options: SharedOptions,
         buffers: Buffers,
+        variants: Variants,
         counts: Counter[str],
         post: Callable[[Callable[[], None]], bool],
         opened: "Callable[[Connection], None]",
@@ -63,6 +64,7 @@ class Connection:
         Args:
             options: What is connected to.
             buffers: Where what was under way goes back to.
+            variants: What chunks mean, on all nodes.
             counts: Counts "unchecked" and "mismatches" there.
             post: Has the thread that owns this make a call; says whether it still will.
             opened: To call when the adapter is there.
@@ -83,7 +85,7 @@ class Connection:
         self._under_way: dict[_Operation, None] = {}
         # By the kind and number of a task of the adapter.
         self._awaited: dict[tuple[str, int], Callable[[Any], None]] = {}
-        self._variants = Variants(options.identity or None, is_portable=True)
+        self._variants = variants
         self._log_limit = LogLimit()
         self._adapter: Any = None
         self._inbox = Inbox()
@@ -268,7 +270,9 @@ class Connection:
         self._awaited["lookup", task] = found
 
     def _without_sidecar(self) -> Sidecar | None:
-        return None if self._options.limits.requires_checksums else UNCHECKED
+        # Of which epoch it is nobody knows.
+        is_refused = self._options.limits.requires_checksums or self._variants.epoch()
+        return None if is_refused else UNCHECKED
 
     def _read_sidecars(
         self,

@@ -13,6 +13,7 @@ from typing import Final
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.memory_management import TensorMemoryObj
 
+from kvring.lmcache.variants import Variants
 from kvring.logs import warn
 from kvring.shared_tier.buffers import Buffers
 from kvring.shared_tier.connection import Connection
@@ -50,6 +51,7 @@ class Link:
         self,
         options: SharedOptions,
         buffers: Buffers,
+        variants: Variants,
         counts: Counter[str],
         post: Callable[[Callable[[], None]], bool],
     ) -> None:
@@ -58,6 +60,7 @@ class Link:
         Args:
             options: What is connected to.
             buffers: Where what was under way goes back to.
+            variants: What chunks mean, on all nodes.
             counts: Counts under "lost" how often a connection was lost, and what connections count.
             post: Has the link's thread make a call; says whether it still will.
         """
@@ -66,6 +69,7 @@ class Link:
         self.is_answering = False
         self._options = options
         self._buffers = buffers
+        self._variants = variants
         self._counts = counts
         self._post = post
         # It is being made.
@@ -157,7 +161,13 @@ class Link:
     def _connect(self) -> None:
         try:
             self._opening = Connection(
-                self._options, self._buffers, self._counts, self._post, self._opened, self._failed
+                self._options,
+                self._buffers,
+                self._variants,
+                self._counts,
+                self._post,
+                self._opened,
+                self._failed,
             )
         except (OSError, RuntimeError) as error:
             # There can be no more descriptors, or threads.

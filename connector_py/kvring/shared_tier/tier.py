@@ -16,6 +16,7 @@ from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
+from kvring.lmcache.variants import Variants
 from kvring.shared_tier.buffers import Buffers, is_marked, mark
 from kvring.shared_tier.connection import Connection
 from kvring.shared_tier.inbox import Inbox
@@ -57,12 +58,15 @@ class SharedTier:
     As long as the tier does not answer, and where it is late, all is a miss.
     """
 
-    def __init__(self, options: SharedOptions, buffers: Buffers, keep: _Keep) -> None:
+    def __init__(
+        self, options: SharedOptions, buffers: Buffers, variants: Variants, keep: _Keep
+    ) -> None:
         """Begin to connect.
 
         Args:
             options: What it is.
             buffers: Through which everything goes.
+            variants: What chunks mean, on all nodes.
             keep: Told what was loaded; it gives the objects back to `buffers`.
         """
         self.name = options.name
@@ -73,7 +77,7 @@ class SharedTier:
         self._late: list[tuple[float, int, _Request]] = []
         self._numbers = itertools.count()
         self._inbox = Inbox()
-        self._link = Link(options, buffers, self.counts, self._inbox.post)
+        self._link = Link(options, buffers, variants, self.counts, self._inbox.post)
         self._thread = threading.Thread(target=self._run, daemon=True, name="kvring-shared-tier")
         self._thread.start()
 

@@ -223,6 +223,10 @@ def test_a_shared_tier_tells_representations_apart(make_node: MakeNode) -> None:
     until("it is shared", lambda: first.tier["stores"] == COUNT)
     second = make_node("second")
     assert lookup(second, layout(torch.float16)) == 0
+    # The weights have changed under the same name.
+    second.adapter._store.set_epoch("step 1")
+    assert lookup(second, BF16) == 0
+    second.adapter._store.set_epoch("")
     assert lookup(second, BF16) == COUNT
     target = objects(torch.bfloat16)
     task = second.adapter.submit_load_task(keys, target)
