@@ -26,6 +26,7 @@ if __package__ in (None, ""):  # run as a file, where only its own directory is 
 
 from examples.quickstart.client import run_client_alone
 from examples.quickstart.console import Report
+from kvring.cli import programs
 from kvring.cli.machine import machine_facts
 from kvring.owner_socket import ask
 from tests.support.adapter_spec import DEFAULT_CAPACITY, adapter_spec
@@ -35,7 +36,8 @@ from tests.support.lmcache_command import REPOSITORY, DeploymentError
 LMCACHE_PACKAGES = sysconfig.get_path("purelib")
 ENGINES_PYTHON = REPOSITORY / ".venv-engines" / "bin" / "python"
 DEADLINE_S = 600.0
-PRIMARY_TIER_BYTES = 1 << 30
+PRIMARY_TIER_GB = 1.0
+L1_GB = 1.0
 WRITTEN_CHUNKS_METRIC = "lmcache_mp_l1_write_chunks_total"
 # What is left of a process that was killed is found by it.
 ENGINE_ID = f"kvring-demo-{os.getpid()}"
@@ -111,6 +113,8 @@ class Engine:
         finally:
             process.kill()
             process.wait()
+            for left in Path("/dev/shm").glob(f"vllm_offload_{ENGINE_ID}*"):
+                left.unlink()
 
     def _check(self, process: "subprocess.Popen[str]") -> None:
         if process.returncode != 0:
@@ -191,18 +195,12 @@ def _run(report: Report, directory: Path, arguments: argparse.Namespace) -> None
 
 
 def _without_lmcache(report: Report, engine: Engine, store: Path, capacity: str) -> Answer:
-    tier = {"type": "KvringTier", "module_path": "kvring.vllm"}
-    connector = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "engine_id": ENGINE_ID,
-        "kv_connector_extra_config": {
-            # vLLM's own has no worker for a processor.
-            "spec_name": "HostTieringSpec",
-            "spec_module_path": "tests.support.host_copies",
-            "cpu_bytes_to_use": PRIMARY_TIER_BYTES,
-            "secondary_tiers": [{**tier, "path": str(store), "capacity": capacity}],
-        },
+    # What `kvring config` prints, and a worker that vLLM's own spec has not for a processor.
+    connector = programs.vllm({"path": str(store), "capacity": capacity}, PRIMARY_TIER_GB).spec
+    connector["engine_id"] = ENGINE_ID
+    connector["kv_connector_extra_config"] |= {
+        "spec_name": "HostTieringSpec",
+        "spec_module_path": "tests.support.host_copies",
     }
     with report.step("vLLM computes the prompt, and stores its KV cache") as tell:
         (cold,) = engine.ask(1, connector=connector, store=str(store))
@@ -212,8 +210,6 @@ def _without_lmcache(report: Report, engine: Engine, store: Path, capacity: str)
         tell(_told(warm, cold))
     with report.step("It is killed (kill -9) while it stores another prompt"):
         engine.die_while_storing(2, store, connector=connector)
-        for left in Path("/dev/shm").glob(f"vllm_offload_{ENGINE_ID}*"):
-            left.unlink()
     with report.step("A new process after that") as tell:
         (warm,) = engine.ask(1, connector=connector)
         tell(_told(warm, cold))
@@ -223,23 +219,22 @@ def _without_lmcache(report: Report, engine: Engine, store: Path, capacity: str)
 def _with_lmcache(
     report: Report, engine: Engine, directory: Path, capacity: str, cold: Answer
 ) -> None:
-    spec = adapter_spec("plugin", directory / "server", capacity)
+    parameters = {"path": str(directory / "server"), "capacity": capacity}
+    start = programs.lmcache(parameters, L1_GB, "plugin", huge_pages=False)
+    connector = json.loads(start.commands[1][-1])
     for is_first in (True, False):
         what = "computes it, and stores it" if is_first else "finds it in kvring"
         with ExitStack() as stack:
             step = report.step(f"With a new `lmcache server` a new vLLM {what}")
             tell = stack.enter_context(step)
             server = stack.enter_context(
-                CacheServer(spec, directory / "server.log", transfer_mode="engine_driven")
+                CacheServer(
+                    start.spec, directory / "server.log", L1_GB, transfer_mode="engine_driven"
+                )
             )
-            connector = {
-                "kv_connector": "LMCacheMPConnector",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {
-                    "lmcache.mp.host": "tcp://127.0.0.1",
-                    "lmcache.mp.port": server.port,
-                },
+            connector["kv_connector_extra_config"] |= {
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": server.port,
             }
             (answer,) = engine.ask(1, connector=connector, lmcache=LMCACHE_PACKAGES)
             if is_first:
