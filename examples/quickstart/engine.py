@@ -25,7 +25,7 @@ os.environ |= {
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
-from examples.quickstart.model import prompt, write_model
+from tests.support.random_llama import prompt, write_llama
 
 _BLOCK_TOKENS: Final = 32
 _ANSWER_TOKENS: Final = 16
@@ -36,7 +36,7 @@ def main(task: dict[str, Any]) -> int:
     """Answer prompts; a model that is not there is written first."""
     model = Path(task["model"])
     if not model.exists():
-        write_model(model)
+        write_llama(model, seed=20_240_917, layers=16, hidden_size=512)
     if "lmcache" in task:
         # vLLM does it again as it starts, and cannot once LMCache has imported llvmlite.
         current_platform.register_triton_kernel_overrides()

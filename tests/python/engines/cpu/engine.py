@@ -9,7 +9,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
 import vllm.model_executor.layers.quantization.online.base
 import vllm.model_executor.models.llama
@@ -17,16 +16,16 @@ import vllm.v1.attention.backends.cpu_attn
 import vllm.v1.engine.core
 import vllm.v1.executor.uniproc_executor
 import vllm.v1.worker.cpu_worker  # noqa: F401
-from transformers import LlamaConfig, LlamaForCausalLM
 from typing_extensions import Self
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from tests.python.conftest import MIB
-from tests.python.engines.cpu.processes import BLOCK_TOKENS, VOCABULARY, Answer, Run
+from tests.python.engines.cpu.processes import BLOCK_TOKENS, Answer, Run
 from tests.python.engines.vllm_engine import shared_memory
 from tests.support import host_copies
+from tests.support.random_llama import write_llama
 
 # An engine collects garbage seven times as it starts, and nothing that was imported is any.
 gc.freeze()
@@ -171,22 +170,9 @@ class CpuEngine:
 
 
 def write_models(directory: Path, seeds: Sequence[int]) -> None:
-    """Write Llamas with random weights, large enough that a token depends on all before it."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=4096,
-        initializer_range=0.06,
-        tie_word_embeddings=False,
-    )
+    """Write a model for each seed."""
     for seed in seeds:
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).eval().save_pretrained(directory / f"model-{seed}")
+        write_llama(directory / f"model-{seed}", seed=seed, layers=2, hidden_size=256)
 
 
 def ask(rounds: Sequence[Sequence[list[int]]], **setup: Any) -> Run:

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import traceback
 from collections.abc import Callable
@@ -18,7 +17,6 @@ import pytest
 from tests.python.conftest import REPOSITORY
 
 BLOCK_TOKENS = 32
-VOCABULARY = 4096
 TOKENS = 1000
 
 _DEADLINE_S = 240.0
@@ -33,11 +31,6 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-def prompt(number: int, tokens: int = TOKENS) -> list[int]:
-    """Return a prompt, another one for each number; a longer one begins as a shorter one."""
-    return random.Random(number).choices(range(3, VOCABULARY), k=tokens)
 
 
 class Answer(NamedTuple):

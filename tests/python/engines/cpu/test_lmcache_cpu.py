@@ -13,10 +13,11 @@ import pytest
 
 from kvring._native import StoredChunks
 from tests.python.conftest import until
-from tests.python.engines.cpu.processes import TOKENS, Answer, Processes, prompt
+from tests.python.engines.cpu.processes import TOKENS, Answer, Processes
 from tests.support.adapter_spec import adapter_spec
 from tests.support.damage import damage
 from tests.support.deployment import CacheServer
+from tests.support.random_llama import prompt
 
 if "KVRING_TEST_LMCACHE_ENGINE" not in os.environ:
     pytest.skip("takes minutes (make test-lmcache-engine)", allow_module_level=True)
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.lmcache, pytest.mark.slow, pytest.mark.timeout(1800)]
 CHUNK_TOKENS = 64
 CHUNKS = (TOKENS - 1) // CHUNK_TOKENS
 CACHED = CHUNKS * CHUNK_TOKENS
-PROMPTS = [prompt(number) for number in range(3)]
+PROMPTS = [prompt(number, TOKENS) for number in range(3)]
 
 
 class Server(CacheServer):

@@ -9,8 +9,9 @@ import pytest
 
 from kvring._native import StoredChunks
 from tests.python.conftest import CAPACITY_BYTES, MIB
-from tests.python.engines.cpu.processes import BLOCK_TOKENS, TOKENS, Processes, prompt
+from tests.python.engines.cpu.processes import BLOCK_TOKENS, TOKENS, Processes
 from tests.support.damage import damage
+from tests.support.random_llama import prompt
 
 # The import of vLLM is in the first one's time.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -19,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CACHED = (TOKENS - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 CHUNKS = CACHED // BLOCK_TOKENS
 
-STORED = [prompt(number) for number in range(3)]
-NEW = [prompt(number) for number in range(3, 5)]
+STORED = [prompt(number, TOKENS) for number in range(3)]
+NEW = [prompt(number, TOKENS) for number in range(3, 5)]
 ALL = STORED + NEW
 SHORT = STORED[2][: TOKENS // 4]
 # All begin alike, and half of them go on alike.
