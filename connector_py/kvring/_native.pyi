@@ -281,7 +281,8 @@ class Connector:
         replaced. The completion is ok if every key was stored; its bools say which were. A chunk
         that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch past
         `set_queue_bytes`, or past 131,072 keys, fails at once with the code "queue_full"; where no
-        SET is queued a batch of any length is taken.
+        SET is queued a batch of any length is taken. `variants`, one for each chunk, are 32-bit
+        fingerprints of what its bytes mean beyond its key; loads by this class find those of 0.
 
         Raises:
             ClosedError: close() was called.

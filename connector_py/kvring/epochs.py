@@ -21,10 +21,10 @@ def set_epoch(path: str | Path, name: str, *, index_path: str | Path | None = No
         index_path: Where the index is, if it is elsewhere.
 
     Raises:
-        KvRingError: Nobody has it open, or its owner cannot do it.
-        OSError: There is no store, or its owner cannot be asked.
+        KvRingError: Nobody has a store open there, or its owner cannot do it.
+        OSError: Its owner cannot be asked.
     """
     index = None if index_path is None else Path(index_path)
     if ask(Path(path), index, {"ask": "epoch", "name": name}) is None:
-        message = f"{path}: nobody has it open; an epoch lasts until the store is closed"
+        message = f"{path}: nobody has a store open there; an epoch lasts until it is closed"
         raise KvRingError(message)

@@ -23,7 +23,7 @@ pub(crate) enum Use {
 /// The spans with the variants of their chunks, one for each; none where callers name none.
 pub(crate) fn with_variants(
     spans: Vec<CallerBuffer>,
-    variants: Option<Vec<Variant>>,
+    variants: Option<Vec<i128>>,
 ) -> PyResult<Vec<CallerBuffer>> {
     let Some(variants) = variants else { return Ok(spans) };
     if variants.len() != spans.len() {
@@ -31,8 +31,14 @@ pub(crate) fn with_variants(
         let message = format!("{variants} variants with {spans} chunks; each chunk has one");
         return Err(SubmitError::new_err(message));
     }
-    let pairs = spans.into_iter().zip(variants);
-    Ok(pairs.map(|(span, variant)| span.of_variant(variant)).collect())
+    let with_variant = |(span, variant): (CallerBuffer, i128)| {
+        let known = Variant::try_from(variant).map(|variant| span.of_variant(variant));
+        known.map_err(|_| {
+            let message = format!("variant {variant} is not valid; it takes 0 to {}", Variant::MAX);
+            SubmitError::new_err(message)
+        })
+    };
+    spans.into_iter().zip(variants).map(with_variant).collect()
 }
 
 /// One export of an object's memory as plain contiguous bytes. The exporter keeps the memory where it is until the

@@ -73,7 +73,7 @@ impl Connector {
         py: Python<'_>,
         keys: Keys,
         memoryviews: &Bound<'_, PyAny>,
-        variants: Option<Vec<Variant>>,
+        variants: Option<Vec<i128>>,
     ) -> PyResult<u64> {
         let (keep_alive, spans) = export_all(memoryviews, Use::Read)?;
         let spans = with_variants(spans, variants)?;

@@ -83,7 +83,7 @@ impl ObjectTasks {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         objects: &Bound<'_, PyAny>,
-        variants: Option<Vec<Variant>>,
+        variants: Option<Vec<i128>>,
     ) -> PyResult<u64> {
         let keys = rendered(keys)?;
         let (held, spans) = memory_of(objects, Use::Read)?;
@@ -153,7 +153,7 @@ impl ObjectTasks {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         objects: &Bound<'_, PyAny>,
-        variants: Option<Vec<Variant>>,
+        variants: Option<Vec<i128>>,
     ) -> PyResult<u64> {
         let keys = rendered(keys)?;
         let (held, spans) = memory_of(objects, Use::Fill)?;

@@ -208,3 +208,18 @@ def test_refusals_leave_what_is_under_way_alone(client: Client) -> None:
             client.connector.submit_batch_set(["0", "k" * 4097], [content, content])
     assert all(completion.ok for completion in client.wait_all(future_ids))
     assert client.connector.drain_completions() == []
+
+
+@pytest.mark.parametrize(
+    ("variants", "text"),
+    [
+        ([1, 2], "2 variants with 1 chunks; each chunk has one"),
+        ([-1], "variant -1 is not valid; it takes 0 to 4294967295"),
+        ([1 << 32], "variant 4294967296 is not valid; it takes 0 to 4294967295"),
+    ],
+)
+def test_wrong_variants(client: Client, variants: list[int], text: str) -> None:
+    before = settled_stats(client)
+    with pytest.raises(kvring.SubmitError, match=text):
+        client.connector.submit_batch_set(["good"], [b"x"], variants=variants)
+    assert settled_stats(client) == before

@@ -149,7 +149,7 @@ def test_an_epoch_from_outside_hides_older_chunks(
         assert not any(session.prefetch(keys, BF16))
         set_epoch(path, "")
         assert all(session.prefetch(keys, BF16))
-    with pytest.raises(Exception, match="nobody has it open"):
+    with pytest.raises(Exception, match="nobody has a store open there"):
         set_epoch(path, "step 2")
 
 
