@@ -23,10 +23,12 @@ def main(path: str) -> None:
     """Have two tenants store more than one of them may."""
     quotas = {f"{MODEL}@small": "8MiB"}
     with kvring.Connector(path, "256MiB", quotas=quotas) as connector:
+        completion = select.poll()
+        completion.register(connector.event_fd(), select.POLLIN)
         for tenant in ("small", "large"):
             for number in range(32):
                 connector.submit_batch_set([key(number, tenant)], [bytes([number]) * CHUNK_BYTES])
-                select.select([connector.event_fd()], [], [])
+                completion.poll()
                 connector.drain_completions()
         for namespace, one in connector.usage().items():
             print(f"{namespace}: {one['keys']} chunks of 32, quota {one['quota_bytes']}")

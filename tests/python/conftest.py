@@ -4,6 +4,7 @@ import gc
 import http.client
 import os
 import random
+import resource
 import select
 import shutil
 import socket
@@ -79,6 +80,12 @@ def pytest_sessionstart() -> None:
         )
 
 
+def pytest_configure() -> None:
+    """Have all descriptors that a process may: LMCache never lets go of those of a closed cache."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Completion(NamedTuple):
     """One tuple of drain_completions()."""
 
@@ -96,16 +103,16 @@ class Client:
         self.connector = connector
         self._kept: dict[int, Completion] = {}
         self._all_ids: set[int] = set()
-        self._poll = select.poll()
-        self._poll.register(connector.event_fd(), select.POLLIN)
 
     def is_readable(self) -> bool:
         """Tell whether the event descriptor is readable now."""
-        return bool(self._poll.poll(0))
+        return is_readable(self.connector.event_fd(), 0)
 
     def wait_readable(self) -> None:
         """Wait until the event descriptor is readable, without draining."""
-        assert self._poll.poll(HANG_DEADLINE_S * 1000), f"it hangs: {self.connector.stats()}"
+        assert is_readable(self.connector.event_fd(), HANG_DEADLINE_S), (
+            f"it hangs: {self.connector.stats()}"
+        )
 
     def collect(self) -> list[int]:
         """Drain once, keep what came, and return its future ids."""
@@ -358,8 +365,7 @@ def start_child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         )
         children.append(child)
         assert child.stdout is not None
-        ready = select.select([child.stdout], [], [], HANG_DEADLINE_S)[0]
-        assert ready, "the child hangs"
+        assert is_readable(child.stdout, HANG_DEADLINE_S), "the child hangs"
         line = child.stdout.readline()
         if line != "ready\n":
             child.kill()
@@ -370,6 +376,13 @@ def start_child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for child in children:
         child.kill()
         child.communicate()
+
+
+def is_readable(file: Any, deadline_s: float) -> bool:
+    """Wait until something can be read; return whether it can. Any number of files may be open."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(deadline_s * 1000))
 
 
 def fetched(port: int, path: str) -> tuple[int, str]:

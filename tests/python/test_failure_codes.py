@@ -1,10 +1,17 @@
 """The code that a batch has which failed."""
 
-import select
 from collections.abc import Callable
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, MIB, REPOSITORY, Client, make_key, pattern
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    MIB,
+    REPOSITORY,
+    Client,
+    is_readable,
+    make_key,
+    pattern,
+)
 from tests.support.tuning import tuned
 
 CHUNK = pattern(MIB, 1)
@@ -13,9 +20,7 @@ NAMESPACE = "test/model"
 
 def codes_of(client: Client, future_id: int) -> tuple[str | None, list[bool]]:
     """Wait for one batch, and return its code and its answers."""
-    poll = select.poll()
-    poll.register(client.connector.event_fd(), select.POLLIN)
-    assert poll.poll(HANG_DEADLINE_S * 1000)
+    assert is_readable(client.connector.event_fd(), HANG_DEADLINE_S)
     ((found_id, code, error, results),) = client.connector.drain_coded_completions()
     assert found_id == future_id
     assert bool(error) == (code is not None)

@@ -1,7 +1,6 @@
 """A connector belongs to the process that opened it: its forks refuse, and do no harm."""
 
 import os
-import select
 import signal
 import traceback
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_memory, pattern
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, is_readable, make_memory, pattern
 
 # Python 3.12 warns of any fork of a process with threads, which is just what is tried here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -30,7 +29,7 @@ def run_fork(function: Callable[[], str]) -> str:
         os.write(writer, answer.encode())
         os._exit(0)
     os.close(writer)
-    answered = bool(select.select([reader], [], [], HANG_DEADLINE_S)[0])
+    answered = is_readable(reader, HANG_DEADLINE_S)
     if not answered:
         os.kill(child, signal.SIGKILL)
     with os.fdopen(reader) as file:

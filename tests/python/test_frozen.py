@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 import kvring
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
+from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, is_readable, make_key, pattern
 from tests.support.devices import loop_device
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -132,8 +131,7 @@ def hear(child: Popen[str], deadline_s: float) -> str:
     Not left to the time limit of tests, which would leave all of it frozen.
     """
     assert child.stdout is not None
-    is_there = select.select([child.stdout], [], [], deadline_s)[0]
-    return child.stdout.readline() if is_there else "it hangs"
+    return child.stdout.readline() if is_readable(child.stdout, deadline_s) else "it hangs"
 
 
 def tell(child: Popen[str]) -> None:

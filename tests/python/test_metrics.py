@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from tests.python.conftest import (
     MIB,
     Client,
     fetched,
+    is_readable,
     make_key,
     make_memory,
     pattern,
@@ -210,7 +210,7 @@ def _is_hung_up_on(stranger: socket.socket, filler: bytes) -> bool:
     """Send something more, so that no single wait of the server is long."""
     try:
         stranger.sendall(filler)
-        return bool(select.select([stranger], [], [], 0.05)[0]) and not stranger.recv(1)
+        return is_readable(stranger, 0.05) and not stranger.recv(1)
     except ConnectionError:
         return True
 

@@ -1,7 +1,6 @@
 """One store has one owner at a time."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -11,7 +10,15 @@ from pathlib import Path
 import pytest
 
 import kvring
-from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_memory, pattern, until
+from tests.python.conftest import (
+    CAPACITY_BYTES,
+    MIB,
+    Client,
+    is_readable,
+    make_memory,
+    pattern,
+    until,
+)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -106,7 +113,7 @@ def test_the_programs_that_a_killed_process_started_do_not_hold_its_store(
     child.kill()
     child.wait()
     assert child.stdout is not None
-    assert not select.select([child.stdout], [], [], 0)[0], "the other program has ended too"
+    assert not is_readable(child.stdout, 0), "the other program has ended too"
     assert_holds_its_chunk(store_directory)
 
 
@@ -118,7 +125,7 @@ def test_the_forks_of_a_killed_process_do_not_hold_its_store(
     child.kill()
     child.wait()
     assert child.stdout is not None
-    assert not select.select([child.stdout], [], [], 0)[0], "the fork has ended too"
+    assert not is_readable(child.stdout, 0), "the fork has ended too"
     assert_holds_its_chunk(store_directory)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import random
-import select
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lmcache.v1.distributed.api import ObjectKey
 
 from kvring.lmcache import KvringSharedL2Adapter, KvringSharedL2AdapterConfig
-from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, until
+from tests.python.conftest import CAPACITY_BYTES, HANG_DEADLINE_S, is_readable, until
 from tests.python.lmcache.adapter_driver import filled_memory
 
 if TYPE_CHECKING:
@@ -150,9 +149,7 @@ def stored_in(node: Node, count: int) -> None:
 
 
 def _wait(event_fd: int, has_come: Any) -> None:
-    poll = select.poll()
-    poll.register(event_fd, select.POLLIN)
     while not has_come():
         # As LMCache's controllers do.
-        assert poll.poll(HANG_DEADLINE_S * 1000), "it hangs"
+        assert is_readable(event_fd, HANG_DEADLINE_S), "it hangs"
         os.eventfd_read(event_fd)
