@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 __all__ = ["prompt", "write_llama"]
 
@@ -9,7 +10,7 @@ _VOCABULARY = 4096
 _HEAD_SIZE = 64
 
 
-def write_llama(directory: Path, *, seed: int, layers: int, hidden_size: int) -> None:
+def write_llama(directory: Path, *, seed: int, layers: int, hidden_size: int) -> dict[str, Any]:
     """Write the model of a seed, the same each time, in float32.
 
     Args:
@@ -17,6 +18,9 @@ def write_llama(directory: Path, *, seed: int, layers: int, hidden_size: int) ->
         seed: Of its weights.
         layers: How many.
         hidden_size: A multiple of 64, the size of a head.
+
+    Returns:
+        Its weights, by name.
     """
     # Not where prompts alone are made: they take ten seconds to import.
     import torch
@@ -36,7 +40,10 @@ def write_llama(directory: Path, *, seed: int, layers: int, hidden_size: int) ->
         tie_word_embeddings=False,
     )
     torch.manual_seed(seed)
-    LlamaForCausalLM(config).eval().save_pretrained(directory)
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(directory)
+    weights: dict[str, Any] = model.state_dict()
+    return weights
 
 
 def prompt(number: int, tokens: int) -> list[int]:

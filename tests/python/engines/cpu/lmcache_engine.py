@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 from kvring._native import StoredChunks
 from tests.python.engines.cpu.engine import CpuEngine
-from tests.python.engines.cpu.processes import Answer
+from tests.python.engines.cpu.processes import Run
 
 
 def ask(
@@ -20,7 +20,7 @@ def ask(
     port: int,
     killed: tuple[int, Path] | None = None,
     **setup: Any,
-) -> list[Answer]:
+) -> Run:
     """Ask for one prompt after the other, and for the first one again; then it comes from L1.
 
     Args:
@@ -58,4 +58,4 @@ def ask(
         else:
             answers = [answer for prompt in prompts for answer in engine.ask(prompt)]
         engine.forget()
-        return answers + engine.ask(prompts[0])
+        return Run(answers + engine.ask(prompts[0]), {})

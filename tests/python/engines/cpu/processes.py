@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.python.conftest import REPOSITORY
+from tests.python.conftest import CAPACITY_BYTES, REPOSITORY
 
 BLOCK_TOKENS = 32
 TOKENS = 1000
@@ -48,6 +48,22 @@ class Run(NamedTuple):
     # Of the kvring store, if there is one.
     stats: dict[str, Any]
 
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Those of each answer."""
+        return [answer.tokens for answer in self.answers]
+
+    @property
+    def cached(self) -> list[int]:
+        """How many of each prompt."""
+        return [answer.cached for answer in self.answers]
+
+
+def kvring_tier(path: Path, **options: Any) -> dict[str, Any]:
+    """Return what vLLM's configuration says of a kvring tier."""
+    named = {"type": "KvringTier", "module_path": "kvring.vllm"}
+    return {**named, "path": str(path), "capacity": CAPACITY_BYTES, **options}
+
 
 class Processes:
     """Calls functions of the modules beside this one, each in a new process."""
@@ -56,7 +72,8 @@ class Processes:
         """Import vLLM in a process, before any other asks for one."""
         self._log = directory / "engine.log"
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([f"{__package__}.engine"])
+        modules = [f"{__package__}.{name}" for name in ("engine", "attention")]
+        self._context.set_forkserver_preload(modules)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in _ENVIRONMENT.items():
                 patch.setenv(name, value)

@@ -13,7 +13,7 @@ import pytest
 
 from kvring._native import StoredChunks
 from tests.python.conftest import until
-from tests.python.engines.cpu.processes import TOKENS, Answer, Processes
+from tests.python.engines.cpu.processes import TOKENS, Processes, Run
 from tests.support.adapter_spec import adapter_spec
 from tests.support.damage import damage
 from tests.support.deployment import CacheServer
@@ -42,7 +42,7 @@ class Server(CacheServer):
         until(f"chunk {count}", lambda: len(list(StoredChunks(store))) >= count)
 
 
-Ask = Callable[..., list[Answer]]
+Ask = Callable[..., Run]
 
 
 @pytest.fixture(params=["plugin", "native_plugin"])
@@ -64,12 +64,12 @@ def ask(processes: Processes, models: list[Path], adapter: str, store_path: Path
         is_killed: bool = False,
         dtype: str = "float32",
         **options: Any,
-    ) -> list[Answer]:
+    ) -> Run:
         spec = adapter_spec(adapter, store_path, "256MiB", **options)
         log = store_path.parent / "server.log"
         with Server(spec, log, 0.25, transfer_mode="engine_driven") as server:
             assert server._process is not None
-            answers: list[Answer] = processes.call(
+            run: Run = processes.call(
                 "lmcache_engine.ask",
                 prompts,
                 packages=str(packages),
@@ -81,15 +81,15 @@ def ask(processes: Processes, models: list[Path], adapter: str, store_path: Path
             if not is_killed:
                 server.wait_for_chunks(stored)
                 server.stop()
-        return answers
+        return run
 
     return ask
 
 
 def cold(processes: Processes, model: Path, prompts: list[list[int]], **setup: Any) -> list[Any]:
     """Return what the engine says alone."""
-    run = processes.call("ask", [[one] for one in prompts], model=model, **setup)
-    return [answer.tokens for answer in run.answers]
+    run: Run = processes.call("ask", [[one] for one in prompts], model=model, **setup)
+    return run.tokens
 
 
 @pytest.fixture(scope="module")
@@ -99,38 +99,30 @@ def alone(processes: Processes, models: list[Path]) -> list[list[int]]:
     return [*tokens, tokens[0]]
 
 
-def tokens_of(answers: list[Answer]) -> list[list[int]]:
-    return [answer.tokens for answer in answers]
-
-
-def cached_in(answers: list[Answer]) -> list[int]:
-    return [answer.cached for answer in answers]
-
-
 def test_a_new_pair_and_damage(ask: Ask, alone: list[list[int]], store_path: Path) -> None:
     for cached in (0, CACHED):
-        answers = ask(PROMPTS, stored=CHUNKS * len(PROMPTS))
-        assert tokens_of(answers) == alone
-        assert cached_in(answers) == [cached] * len(PROMPTS) + [CACHED]
+        run = ask(PROMPTS, stored=CHUNKS * len(PROMPTS))
+        assert run.tokens == alone
+        assert run.cached == [cached] * len(PROMPTS) + [CACHED]
     keys = [chunk["key"] for chunk in StoredChunks(store_path)]
     damage(store_path, *keys[5::10])
-    answers = ask(PROMPTS, stored=CHUNKS * len(PROMPTS))
-    assert tokens_of(answers) == alone
-    assert 0 < sum(cached_in(answers)[:3]) < CACHED * len(PROMPTS)
-    answers = ask(PROMPTS)
-    assert tokens_of(answers) == alone
-    assert cached_in(answers) == [CACHED] * len(alone)
+    run = ask(PROMPTS, stored=CHUNKS * len(PROMPTS))
+    assert run.tokens == alone
+    assert 0 < sum(run.cached[:3]) < CACHED * len(PROMPTS)
+    run = ask(PROMPTS)
+    assert run.tokens == alone
+    assert run.cached == [CACHED] * len(alone)
 
 
 def test_a_kill_of_the_server_while_it_stores(
     ask: Ask, alone: list[list[int]], store_path: Path
 ) -> None:
-    assert tokens_of(ask(PROMPTS, is_killed=True)) == alone
+    assert ask(PROMPTS, is_killed=True).tokens == alone
     assert 0 < len(list(StoredChunks(store_path))) < CHUNKS * len(PROMPTS)
     for stored in (CHUNKS * len(PROMPTS), 0):
-        answers = ask(PROMPTS, stored=stored)
-        assert tokens_of(answers) == alone
-    assert cached_in(answers) == [CACHED] * len(alone)
+        run = ask(PROMPTS, stored=stored)
+        assert run.tokens == alone
+    assert run.cached == [CACHED] * len(alone)
 
 
 def test_two_dtypes_under_one_name(
@@ -139,9 +131,9 @@ def test_two_dtypes_under_one_name(
     """`native_plugin` is not told dtypes: they take an identity each."""
     for dtype in ("float16", "bfloat16"):
         options = {"identity": dtype} if adapter == "native_plugin" else {}
-        answers = ask(PROMPTS[:1], stored=CHUNKS, dtype=dtype, **options)
-        assert cached_in(answers) == [0, CACHED]
-        assert answers[0].tokens == cold(processes, models[0], PROMPTS[:1], dtype=dtype)[0]
+        run = ask(PROMPTS[:1], stored=CHUNKS, dtype=dtype, **options)
+        assert run.cached == [0, CACHED]
+        assert run.tokens[0] == cold(processes, models[0], PROMPTS[:1], dtype=dtype)[0]
     # vLLM's own cache changes last bits: it is compared with what came from L1.
     again = ask(PROMPTS[:1], dtype="bfloat16", **options)
-    assert again == [answers[1], answers[1]]
+    assert again.answers == [run.answers[1]] * 2

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvring._native import StoredChunks
-from tests.python.conftest import CAPACITY_BYTES, MIB
-from tests.python.engines.cpu.processes import BLOCK_TOKENS, TOKENS, Processes
+from tests.python.conftest import MIB
+from tests.python.engines.cpu.processes import BLOCK_TOKENS, TOKENS, Processes, kvring_tier
 from tests.support.damage import damage
 from tests.support.random_llama import prompt
 
@@ -28,25 +28,12 @@ SHORT = STORED[2][: TOKENS // 4]
 SHARED = [prompt(10, 320 * (1 + one % 2)) + prompt(20 + one, 100) for one in range(8)]
 
 
-def kvring_tier(path: Path, **options: Any) -> dict[str, Any]:
-    named = {"type": "KvringTier", "module_path": "kvring.vllm"}
-    return {**named, "path": str(path), "capacity": CAPACITY_BYTES, **options}
-
-
-def tokens_of(run: Any) -> list[list[int]]:
-    return [answer.tokens for answer in run.answers]
-
-
-def cached_in(run: Any) -> list[int]:
-    return [answer.cached for answer in run.answers]
-
-
 @pytest.fixture(scope="module")
 def cold(processes: Processes, models: list[Path]) -> dict[str, list[int]]:
     """What the first model says without a connector, by prompt."""
     prompts = [*ALL, SHORT, *SHARED]
     run = processes.call("ask", [[one] for one in prompts], model=models[0])
-    tokens = tokens_of(run)
+    tokens = run.tokens
     # They depend on the prompts.
     assert len({str(some) for some in tokens}) == len(prompts)
     return dict(zip(map(str, prompts), tokens, strict=True))
@@ -59,7 +46,7 @@ def filled(
     """A store with the chunks of some prompts; tests have copies of it."""
     store = tmp_path_factory.mktemp("filled") / "store"
     run = processes.call("ask", [STORED], model=models[0], tiers=[kvring_tier(store)])
-    assert cached_in(run) == [0] * len(STORED)
+    assert run.cached == [0] * len(STORED)
     assert run.stats["set_stored"] == CHUNKS * len(STORED)
     return store
 
@@ -77,7 +64,7 @@ def ask(processes: Processes, models: list[Path], cold: dict[str, list[int]]) ->
     def ask(tiers: Iterable[Any], *rounds: list[list[int]], **setup: Any) -> Any:
         run = processes.call("ask", rounds, model=models[0], tiers=list(tiers), **setup)
         prompts = [one for prompts in rounds for one in prompts]
-        assert tokens_of(run) == [cold[str(one)] for one in prompts]
+        assert run.tokens == [cold[str(one)] for one in prompts]
         return run
 
     return ask
@@ -85,7 +72,7 @@ def ask(processes: Processes, models: list[Path], cold: dict[str, list[int]]) ->
 
 def test_a_new_process(ask: Any, store: Path) -> None:
     run = ask([kvring_tier(store)], *([one] for one in STORED))
-    assert cached_in(run) == [CACHED] * len(STORED)
+    assert run.cached == [CACHED] * len(STORED)
     assert run.stats["get_hits"] == CHUNKS * len(STORED)
 
 
@@ -96,9 +83,9 @@ def test_kills_in_mid_store(
     for new in NEW:
         processes.call_until_killed("die_in_mid_store", STORED, new, **setup)
     run = ask([kvring_tier(store)], *([one] for one in ALL))
-    assert cached_in(run)[:3] == [CACHED] * len(STORED)
+    assert run.cached[:3] == [CACHED] * len(STORED)
     run = ask([kvring_tier(store)], *([one] for one in ALL))
-    assert cached_in(run) == [CACHED] * len(ALL)
+    assert run.cached == [CACHED] * len(ALL)
 
 
 def test_damaged_chunks(ask: Any, store: Path) -> None:
@@ -107,22 +94,22 @@ def test_damaged_chunks(ask: Any, store: Path) -> None:
     run = ask([kvring_tier(store)], *([one] for one in STORED))
     assert run.stats["checksum_mismatch"] == run.stats["set_stored"] == len(damaged)
     assert run.stats["get_hits"] == len(keys) - len(damaged)
-    assert sum(cached_in(run)) < CACHED * len(STORED)
+    assert sum(run.cached) < CACHED * len(STORED)
     run = ask([kvring_tier(store)], *([one] for one in STORED))
-    assert cached_in(run) == [CACHED] * len(STORED)
+    assert run.cached == [CACHED] * len(STORED)
 
 
 def test_a_primary_tier_smaller_than_the_prefix(ask: Any, store: Path) -> None:
     """vLLM 0.33.0 uses nothing of such a prefix."""
     tiers = [kvring_tier(store)]
     run = ask(tiers, [STORED[0]], [STORED[1]], [SHORT], primary_bytes=2 * MIB)
-    assert cached_in(run) == [0, 0, len(SHORT) // BLOCK_TOKENS * BLOCK_TOKENS]
+    assert run.cached == [0, 0, len(SHORT) // BLOCK_TOKENS * BLOCK_TOKENS]
 
 
 def test_requests_with_shared_prefixes_at_once(ask: Any, store: Path) -> None:
     run = ask([kvring_tier(store)], SHARED)
     run = ask([kvring_tier(store)], SHARED)
-    assert min(cached_in(run)) >= 320
+    assert min(run.cached) >= 320
     assert run.stats["get_hits"] > 0
 
 
@@ -131,8 +118,8 @@ def test_aborts_in_every_state(
 ) -> None:
     setup = {"model": models[0], "tiers": [kvring_tier(store)]}
     run = processes.call("abort_in_every_state", STORED, NEW, **setup)
-    assert tokens_of(run) == [cold[str(one)] for one in ALL]
-    assert min(cached_in(run)[:3]) > 0
+    assert run.tokens == [cold[str(one)] for one in ALL]
+    assert min(run.cached[:3]) > 0
     assert run.stats["get_hits"] > 0
 
 
@@ -143,19 +130,34 @@ def test_dtypes_and_models_on_one_path(
     question = STORED[0]
     tiers = [kvring_tier(store)]
     setups: list[dict[str, Any]] = [{"model": models[1]}, {"model": models[0], "dtype": "bfloat16"}]
-    others = [processes.call("ask_twice", question, tiers=tiers, **setup) for setup in setups]
-    assert [cached_in(run) for run in others] == [[0, CACHED]] * 2
-    expected = [[tokens] for _, tokens in map(tokens_of, others)]
+    others = [processes.call("ask_twice", [question], tiers=tiers, **setup) for setup in setups]
+    assert [run.cached for run in others] == [[0, CACHED]] * 2
+    expected = [[tokens] for _, tokens in (run.tokens for run in others)]
     reference = processes.call("ask", [[question]], model=models[1])
-    assert expected[0] == tokens_of(reference)
+    assert expected[0] == reference.tokens
     setups.append({"model": models[0]})
     expected.append([cold[str(question)]])
     for setup, tokens in zip(setups, expected, strict=True):
         run = processes.call("ask", [[question]], tiers=tiers, **setup)
-        assert tokens_of(run) == tokens
-        assert cached_in(run) == [CACHED]
+        assert run.tokens == tokens
+        assert run.cached == [CACHED]
         assert run.stats["get_hits"] == CHUNKS
     assert expected[0] != expected[2]
+
+
+def test_other_weights_in_the_same_directory(
+    processes: Processes, models: list[Path], cold: dict[str, list[int]], store_path: Path
+) -> None:
+    model = store_path.parent / "model"
+    setup = {"model": model, "tiers": [kvring_tier(store_path)]}
+    tokens = []
+    for weights in models:
+        shutil.copytree(weights, model, dirs_exist_ok=True)
+        computed, stored = (processes.call("ask", [STORED[:1]], **setup) for _ in range(2))
+        assert (computed.cached, stored.cached) == ([0], [CACHED])
+        assert computed.tokens == stored.tokens
+        tokens += stored.tokens
+    assert tokens[0] == cold[str(STORED[0])] != tokens[1]
 
 
 def test_promotion_in_front_of_files(ask: Any, tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_promotion_in_front_of_files(ask: Any, tmp_path: Path) -> None:
     own = [kvring_tier(tmp_path / node, promote=True) for node in "ab"]
     ask([own[0], files], STORED)
     run = ask([own[1], files], STORED)
-    assert cached_in(run) == [CACHED] * len(STORED)
+    assert run.cached == [CACHED] * len(STORED)
     assert run.stats["set_stored"] == CHUNKS * len(STORED)
     run = ask([own[1]], STORED)
-    assert cached_in(run) == [CACHED] * len(STORED)
+    assert run.cached == [CACHED] * len(STORED)
