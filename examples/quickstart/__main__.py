@@ -2,24 +2,29 @@
 
     python -m examples.quickstart [--tokens 7000] [--path DIR] [--capacity 4GiB]
 
-vLLM runs on this machine's processor (`make engines` installs it). Its time to the first token is
-told without a cache, from kvring in a new process, and after a `kill -9`; then the same with
-LMCache's server in between. The answers must be equal, token for token.
+vLLM runs on this machine's processor (`make engines` installs it), each time in a new process
+that is forked from one that has imported it. Its time to the first token is told without a cache,
+from kvring in a new process, and after a `kill -9`; then the same with LMCache's server in between.
+The answers must be equal, token for token.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from typing_extensions import Self
 
 if __package__ in (None, ""):  # run as a file, where only its own directory is importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -57,41 +62,15 @@ class Answer(NamedTuple):
 
 
 class Engine:
-    """Starts vLLM in new processes, each for a few prompts."""
+    """Has the real vLLM answer prompts, in a new process each time."""
 
     def __init__(self, directory: Path, length: int) -> None:
         """Keep its model and its log in a directory; prompts have so many tokens."""
         self._directory = directory
         self._length = length
 
-    def ask(self, *numbers: int, **task: Any) -> list[Answer]:
-        """Have prompts answered, and stored if there is a `connector`."""
-        with self._started(numbers, task) as process:
-            output, _ = process.communicate(timeout=DEADLINE_S)
-            self._check(process)
-        return [Answer(**one) for one in json.loads(output.splitlines()[-1])]
-
-    def die_while_storing(self, number: int, store: Path, **task: Any) -> None:
-        """Have a prompt answered, and kill the process when the store has some of its chunks."""
-        with self._started((number,), task) as process:
-            assert process.stdout is not None
-            if process.stdout.readline() != "storing\n":
-                process.wait(DEADLINE_S)
-                self._check(process)
-            before = _stats(store)["set_stored"]
-            end_s = time.monotonic() + DEADLINE_S
-            while process.poll() is None and _stats(store)["set_stored"] < before + 8:
-                if time.monotonic() > end_s:
-                    raise DemoError(f"nothing was stored in {DEADLINE_S:.0f} s")
-                time.sleep(0.01)
-            process.kill()
-
-    @contextmanager
-    def _started(
-        self, numbers: tuple[int, ...], task: dict[str, Any]
-    ) -> Iterator["subprocess.Popen[str]"]:
-        prompts = [[number, self._length] for number in numbers]
-        task = {"model": str(self._directory / "model"), "prompts": prompts, **task}
+    def __enter__(self) -> Self:
+        """Import vLLM in the process from which the others are forked."""
         path = [str(REPOSITORY), os.environ.get("PYTHONPATH")]
         environment = {
             **os.environ,
@@ -101,26 +80,76 @@ class Engine:
         for name in ("VLLM_CONFIG_ROOT", "VLLM_CACHE_ROOT"):
             environment[name] = str(self._directory / "vllm")
         with (self._directory / "vllm.log").open("ab") as log:
-            process = subprocess.Popen(
-                [ENGINES_PYTHON, "-m", "examples.quickstart.engine", json.dumps(task)],
+            self._process = subprocess.Popen(
+                [ENGINES_PYTHON, "-m", "examples.quickstart.engine"],
                 env=environment,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                start_new_session=True,
             )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            for left in Path("/dev/shm").glob(f"vllm_offload_{ENGINE_ID}*"):
-                left.unlink()
+        return self
 
-    def _check(self, process: "subprocess.Popen[str]") -> None:
-        if process.returncode != 0:
-            log = (self._directory / "vllm.log").read_text(errors="replace")
-            last = "\n".join(log.splitlines()[-20:])
-            raise DemoError(f"vLLM ended with status {process.returncode}:\n{last}")
+    def __exit__(self, *_: object) -> None:
+        """End all of its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._remove_left_memory()
+
+    def ask(self, *numbers: int, **task: Any) -> list[Answer]:
+        """Have prompts answered, and stored if there is a `connector`."""
+        answers: list[Answer] = []
+        for told in self._do(numbers, task):
+            answers += [Answer(**one) for one in told.get("answers", [])]
+            if told.get("ended"):
+                raise self._error(told["ended"])
+        return answers
+
+    def die_while_storing(self, number: int, store: Path, **task: Any) -> None:
+        """Have a prompt answered, and kill the process when the store has some of its chunks."""
+        for told in self._do((number,), task):
+            if "storing" in told:
+                before = _stats(store)["set_stored"]
+                while _stats(store)["set_stored"] < before + 8:
+                    time.sleep(0.01)
+                os.kill(told["storing"], signal.SIGKILL)
+            if told.get("ended", -signal.SIGKILL) != -signal.SIGKILL:
+                raise self._error(told["ended"])
+        self._remove_left_memory()
+
+    def _do(self, numbers: tuple[int, ...], task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what is told of a task, up to its end."""
+        prompts = [[number, self._length] for number in numbers]
+        task = {"model": str(self._directory / "model"), "prompts": prompts, **task}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps(task)}\n")
+            self._process.stdin.flush()
+        told: dict[str, Any] = {}
+        # So that nothing waits for a vLLM that hangs.
+        end = threading.Timer(DEADLINE_S, os.killpg, (self._process.pid, signal.SIGKILL))
+        end.start()
+        try:
+            while "ended" not in told:
+                line = self._process.stdout.readline()
+                if not line:
+                    raise self._error(self._process.wait())
+                told = json.loads(line)
+                yield told
+        finally:
+            end.cancel()
+
+    def _error(self, status: int) -> DemoError:
+        log = (self._directory / "vllm.log").read_text(errors="replace")
+        last = "\n".join(log.splitlines()[-20:])
+        return DemoError(f"vLLM ended with status {status}:\n{last}")
+
+    @staticmethod
+    def _remove_left_memory() -> None:
+        for left in Path("/dev/shm").glob(f"vllm_offload_{ENGINE_ID}*"):
+            left.unlink()
 
 
 def main() -> int:
@@ -186,10 +215,10 @@ def _run(report: Report, directory: Path, arguments: argparse.Namespace) -> None
         f"prompt of {arguments.tokens:,} tokens."
     )
     report.line()
-    engine = Engine(directory, arguments.tokens)
-    cold = _without_lmcache(report, engine, directory / "kv", arguments.capacity)
-    report.line()
-    _with_lmcache(report, engine, directory, arguments.capacity, cold)
+    with Engine(directory, arguments.tokens) as engine:
+        cold = _without_lmcache(report, engine, directory / "kv", arguments.capacity)
+        report.line()
+        _with_lmcache(report, engine, directory, arguments.capacity, cold)
     report.line()
     return None
 

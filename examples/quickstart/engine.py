@@ -1,8 +1,9 @@
-"""One process with the real vLLM on this machine's processor: it answers prompts, and tells how.
+"""The real vLLM on this machine's processor: each task has a new process, which answers prompts.
 
-    python -m examples.quickstart.engine '{"model": ..., "prompts": [[number, tokens], ...]}'
+    python -m examples.quickstart.engine <<< '{"model": ..., "prompts": [[number, tokens], ...]}'
 
-Its last line is JSON. It begins a line with "storing" when it is about to answer the last prompt.
+A task is a line. Lines of JSON say which process is about to answer the last prompt, what was
+answered, and how the process ended.
 """
 
 import json
@@ -25,14 +26,28 @@ os.environ |= {
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
+from tests.support import preloaded_vllm  # noqa: F401
 from tests.support.random_llama import prompt, write_llama
 
+# What libraries print goes where their logs do.
+_TELLS: Final = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 _BLOCK_TOKENS: Final = 32
 _ANSWER_TOKENS: Final = 16
 _DEADLINE_S: Final = 60.0
 
 
-def main(task: dict[str, Any]) -> int:
+def main() -> None:
+    """Fork for each task: to import vLLM takes as long as all else that a new process does."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            return answer(json.loads(line))
+        _tell(ended=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return None
+
+
+def answer(task: dict[str, Any]) -> None:
     """Answer prompts; a model that is not there is written first."""
     model = Path(task["model"])
     if not model.exists():
@@ -60,13 +75,16 @@ def main(task: dict[str, Any]) -> int:
     _ask(engine, [5, 6, 7])
     answers = []
     for number, length in task["prompts"]:
-        print("storing", flush=True)
+        _tell(storing=os.getpid())
         answers.append(_ask(engine, prompt(number, length)))
     _finish_stores(engine, task.get("store"), sum(length for _, length in task["prompts"]))
-    print(json.dumps(answers), flush=True)
+    _tell(answers=answers)
     # It has nothing to clean up but what vLLM does.
     engine.llm_engine.engine_core.shutdown()
-    return 0
+
+
+def _tell(**what: Any) -> None:
+    print(json.dumps(what), file=_TELLS, flush=True)
 
 
 def _ask(engine: Any, tokens: list[int]) -> dict[str, Any]:
@@ -96,4 +114,4 @@ def _finish_stores(engine: Any, store: str | None, tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    main()

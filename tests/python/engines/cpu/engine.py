@@ -1,6 +1,5 @@
 """The real vLLM on processors, and what tests do with it: each function runs in a new process."""
 
-import gc
 import os
 import signal
 import time
@@ -9,29 +8,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
-import vllm.model_executor.layers.quantization.online.base
-import vllm.model_executor.models.llama
-import vllm.v1.attention.backends.cpu_attn
-import vllm.v1.engine.core
-import vllm.v1.executor.uniproc_executor
-import vllm.v1.worker.cpu_worker  # noqa: F401
 from typing_extensions import Self
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.models import registry
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from tests.python.conftest import MIB
 from tests.python.engines.cpu.processes import BLOCK_TOKENS, Answer, Run
 from tests.python.engines.vllm_engine import shared_memory
-from tests.support import host_copies
+from tests.support import host_copies, preloaded_vllm  # noqa: F401
 from tests.support.random_llama import write_llama
-
-# vLLM looks at the class of each new model in a process of its own, which imports all again.
-registry._run_in_subprocess = lambda function: function()
-# An engine collects garbage seven times as it starts, and nothing that was imported is any.
-gc.freeze()
 
 # A prompt of two thousand tokens takes four steps.
 _STEP_TOKENS = 512
