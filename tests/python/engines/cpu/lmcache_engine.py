@@ -1,5 +1,6 @@
 """The same vLLM below which LMCache is, as its server has it."""
 
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from kvring._native import StoredChunks
+from kvring.cli import programs
 from tests.python.engines.cpu.engine import CpuEngine
 from tests.python.engines.cpu.processes import Run
 
@@ -35,16 +37,11 @@ def ask(
     current_platform.register_triton_kernel_overrides()
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
     sys.path.append(packages)
-    connector = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": port,
-            "lmcache.mp.mq_timeout": 5,
-            "lmcache.mp.heartbeat_interval": 1,
-        },
+    # What `kvring config` prints.
+    connector = json.loads(programs.lmcache({}, 1.0, "plugin", huge_pages=False).commands[1][-1])
+    connector["kv_connector_extra_config"] |= {
+        "lmcache.mp.host": "tcp://127.0.0.1",
+        "lmcache.mp.port": port,
     }
     with CpuEngine(connector=connector, **setup) as engine:
         if killed:
