@@ -30,12 +30,16 @@ _SEGMENT_DEADLINE_S: Final = 5.0
 
 # Prefix, keys, and lengths of the parts of all keys.
 _Content = tuple[str, tuple[str, ...], tuple[int, ...]]
+# The epoch, and of each key whether it is stored.
+_Version = tuple[int, list[bool]]
 
 
 @dataclass
 class _Segment:
     number: int
     content: _Content | None = None
+    # Of the content, when its load began.
+    version: _Version | None = None
     # Of each key; None until the load of this task has completed.
     results: list[bool] | None = field(default_factory=list)
     task: int = 0
@@ -104,12 +108,6 @@ class ReadServer:
             for segment in self._segments:
                 if segment.content is not None and not changed.isdisjoint(segment.content[1]):
                     segment.content = None
-
-    def forget_all(self) -> None:
-        """Let no reader get anything that was loaded before."""
-        with self._changed:
-            for segment in self._segments:
-                segment.content = None
 
     def close(self) -> None:
         """Hang up on all readers. Idempotent; the segments go with the last who has them."""
@@ -204,10 +202,13 @@ class ReadServer:
         with self._changed:
             deadline_s = time.monotonic() + (_SEGMENT_DEADLINE_S if waits else 0.0)
             while True:
+                version = self._version_of(content)
                 same = [one for one in self._segments if one.content == content]
-                if same:
+                if same and same[0].version == version:
                     same[0].readers += 1
                     return same[0]
+                for stale in same:
+                    stale.content = None
                 free = [one for one in self._segments if not one.readers]
                 if free:
                     break
@@ -216,10 +217,23 @@ class ReadServer:
             segment = free[0]
             segment.content = None
             segment.task = self._submit(segment.number, content)
-            segment.content, segment.key_count = content, len(content[1])
+            # The load may be of an epoch that began after the version was read.
+            if self._store.connector.epoch() == version[0]:
+                segment.content = content
+            segment.version, segment.key_count = version, len(content[1])
             segment.results, segment.is_awaited, segment.readers = None, False, 1
             self._segments.sort(key=lambda one: one is segment)
             return segment
+
+    def _version_of(self, content: _Content) -> _Version:
+        """Return what changes when a key is removed, or an epoch begins.
+
+        A key that is stored anew has the same version: `forget()` is for that.
+        """
+        prefix, keys, lengths_bytes = content
+        parts = len(lengths_bytes) // max(len(keys), 1)
+        stored = self._store.tasks.holds(prefix, list(keys), parts)
+        return self._store.connector.epoch(), stored
 
     def _submit(self, number: int, content: _Content) -> int:
         prefix, keys, lengths_bytes = content

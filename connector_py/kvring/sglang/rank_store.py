@@ -120,8 +120,6 @@ class RankStore:
         if self._own is not None:
             for namespace in namespaces:
                 self._own.connector.purge(self._own.stored_as(namespace))
-        if self._server is not None:
-            self._server.forget_all()
 
     def close(self) -> None:
         """Finish or drop what is queued, and let go of all memory. Idempotent.
