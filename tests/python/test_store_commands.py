@@ -11,6 +11,7 @@ import pytest
 import kvring
 from kvring._native import StoredChunks
 from kvring.cli import main
+from kvring.owner_socket import ask
 from tests.python.conftest import MIB, Client, bare_loop_device, make_key, pattern
 from tests.support.damage import damage
 
@@ -188,6 +189,28 @@ def test_purge_takes_a_namespace_and_leaves_the_rest(
     assert left.count("test/model@tenant") == int(is_open)
     status, _, err = kvring_command("purge", "--namespace", "none", "--yes", store_directory)
     assert (status, "no namespace 'none'" in err) == (1, True)
+
+
+def test_purge_goes_on_by_itself_where_the_owner_goes_away(
+    open_client: Callable[..., Client],
+    store_directory: Path,
+    kvring_command: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = open_client()
+    for salt in ("", "@one", "@two"):
+        fill(client, salt)
+
+    def ask_and_close(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
+        answer = ask(path, index_path, request)
+        if request["ask"] == "purge":
+            client.connector.close()
+        return answer
+
+    monkeypatch.setattr("kvring.cli.owner.ask", ask_and_close)
+    status, out, err = kvring_command("purge", "--model=test/model", "--yes", store_directory)
+    assert (status, "removed 60 chunks" in out, err) == (0, True, "")
+    assert list(StoredChunks(store_directory)) == []
 
 
 def test_resize_tells_what_is_lost_and_gives_back_the_space(

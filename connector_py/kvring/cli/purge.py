@@ -98,11 +98,18 @@ def _namespaces(paths: tuple[Path, ...], index_path: Path | None) -> dict[str, t
 def _purge(
     paths: tuple[Path, ...], index_path: Path | None, namespaces: list[str]
 ) -> list[dict[str, Any]]:
-    answers = (ask_owner(paths[0], index_path, ask="purge", namespace=one) for one in namespaces)
-    if removed := [answer for answer in answers if answer is not None]:
+    removed = []
+    for one in namespaces:
+        answer = ask_owner(paths[0], index_path, ask="purge", namespace=one)
+        if answer is None:
+            break
+        removed.append(answer)
+    # The owner may go between two of them.
+    rest = namespaces[len(removed) :]
+    if not rest:
         return removed
     with unchanged(paths, index_path) as store:
-        return [store.purge(one) for one in namespaces]
+        return removed + [store.purge(one) for one in rest]
 
 
 def _sum(removed: list[dict[str, Any]]) -> dict[str, Any]:
