@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! [identity#]model@kv_rank@object_group@chunk_hash[@cache_salt]    of LMCache
-//! [identity#]engine-digest#model@rank@part@name                   of vLLM and SGLang
+//! [identity#]engine[-pool]-digest#model@rank@part@name            of vLLM and SGLang
 //! ```
 //!
 //! Ranks have eight hexadecimal digits, groups and parts as many as they need. Any other text is a key as well: it has no
@@ -168,10 +168,15 @@ pub fn rank_prefix(namespace: &str, rank: u64) -> String {
     format!("{namespace}{SEPARATOR}{rank:08x}")
 }
 
-/// The namespace of what an engine stores: the digest of its layout, and the model.
+/// The namespace of what an engine stores: the digest of its layout, and the model. An engine with several pools puts the name of the pool
+/// behind its own, as `sglang-mamba`: a suffix of the model could be part of another model's name.
 pub fn engine_namespace(engine: &str, digest: &str, model: &str) -> String {
-    // What separates the fields of a key is in no model's name.
-    format!("{engine}-{digest}{IDENTITY_MARK}{}", model.replace(SEPARATOR, "_"))
+    format!("{}-{digest}{IDENTITY_MARK}{}", as_field(engine), as_field(model))
+}
+
+/// `text` without what separates the fields of a namespace.
+fn as_field(text: &str) -> String {
+    text.replace([SEPARATOR, IDENTITY_MARK], "_")
 }
 
 /// The salt of a namespace, by its name.
@@ -179,15 +184,11 @@ pub fn salt_of(namespace: &str) -> &str {
     Namespace::called(namespace).salt
 }
 
-/// Whether a namespace is of a model, whatever its identity, its salt, or the digest of an engine. SGLang's pools have names behind that
-/// of the model.
+/// Whether a namespace is of a model, whatever its identity, its salt, or the engine with its pool and digest.
 pub fn is_of_model(namespace: &str, model: &str) -> bool {
     let own = Namespace::called(namespace).model;
-    let (engine, own) = own.rsplit_once(IDENTITY_MARK).unwrap_or(("", own));
-    let of_sglang =
-        engine.rsplit(IDENTITY_MARK).next().is_some_and(|one| one.starts_with("sglang-"));
-    let pool = own.strip_prefix(&*model.replace(SEPARATOR, "_"));
-    own == model || pool.is_some_and(|pool| pool.is_empty() || of_sglang && pool.starts_with('.'))
+    let own = own.rsplit_once(IDENTITY_MARK).map_or(own, |(_, own)| own);
+    own == model || own == as_field(model)
 }
 
 fn hex_of(bytes: &[u8]) -> String {
@@ -248,11 +249,23 @@ mod tests {
         for own in ["meta/llama", "meta/llama@salt", "fp8#meta/llama", "fp8#vllm-1-2#meta/llama"] {
             assert!(of(own), "{own}");
         }
-        assert!(of("sglang-1#meta/llama.mamba") && of("fp8#sglang-1#meta/llama@salt"));
+        assert!(of("sglang-mamba-1#meta/llama") && of("fp8#sglang-1#meta/llama@salt"));
         for other in ["", "meta/llama.mamba", "vllm-1-2#meta/llama.mamba", "meta/llama3", "meta"] {
             assert!(!of(other), "{other}");
         }
         assert!(is_of_model("vllm-1-2#a_b", "a@b"));
+    }
+
+    #[test]
+    fn a_model_has_no_namespaces_of_longer_or_shorter_names() {
+        let names = ["Qwen/Qwen2", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.mamba", "team#Qwen/Qwen2"];
+        for (own, other) in names.iter().flat_map(|own| names.map(|other| (*own, other))) {
+            for engine in ["vllm", "sglang", "sglang-mamba"] {
+                let namespace = engine_namespace(engine, "0a1b", own);
+                assert_eq!(is_of_model(&namespace, other), own == other, "{namespace}, {other}");
+            }
+        }
+        assert!(!is_of_model("sglang-abc#Qwen/Qwen2.5-7B", "Qwen/Qwen2"));
     }
 
     #[test]

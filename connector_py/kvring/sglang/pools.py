@@ -286,10 +286,8 @@ class Pool:
 
     def _form(self, sizes: Any) -> Form:
         digest = digest_of({**self._layout, "sizes": sizes})
-        model = str(self._layout["model"] or "model")
-        if self.name != "kv":
-            model += f".{self.name}"
-        namespace = engine_namespace("sglang", digest, model)
+        engine = "sglang" if self.name == "kv" else f"sglang-{self.name}"
+        namespace = engine_namespace(engine, digest, str(self._layout["model"] or "model"))
         parts = len(sizes) if isinstance(sizes, list) else 1
         return Form(namespace, rank_prefix(namespace, self._rank), parts)
 
