@@ -321,15 +321,26 @@ def _buffers_of(host_pool: Any) -> list[tuple[str, str, list[int]]]:
 
 def _server_facts() -> dict[str, Any]:
     """Return what this process's server knows of its KV; nothing if it is no server."""
-    read = get_context().config_leaf
-    try:
-        facts: dict[str, Any] = {name: str(read(name)) for name in SETTINGS}
-        for name, revision in FILES.items():
-            path = read(name)
-            # Renamed models are told apart by their names.
-            weights = weights_of(path, revision and read(revision)) if path else None
-            facts[name] = weights if name == "model_path" else [path, weights]
-    except ValueError:
+    context = get_context()
+    if not context.is_config_namespace_published("model"):
         return {}
+    values: dict[str, Any] = {}
+    for name in (*SETTINGS, *FILES):
+        try:
+            values[name] = context.config_leaf(name)
+        except (AttributeError, ValueError) as error:
+            _logger.warning(
+                "SGLang does not say '%s' of its configuration (%s): servers that differ in it "
+                "find each other's pages; set 'identity' to keep them apart",
+                name,
+                error,
+            )
+    facts: dict[str, Any] = {name: str(values[name]) for name in SETTINGS if name in values}
+    for name, revision in FILES.items():
+        if name in values:
+            path = values[name]
+            weights = weights_of(path, values.get(revision or "")) if path else None
+            # Renamed models are told apart by their names.
+            facts[name] = weights if name == "model_path" else [path, weights]
     # Which layers the ranks of a pipeline have, those with states among them.
     return facts | {"partition": os.environ.get("SGLANG_PP_LAYER_PARTITION")}

@@ -1,5 +1,6 @@
 """Under which names pages are stored: no model and no layout gets those of another."""
 
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,8 +10,10 @@ pytest.importorskip("sglang", reason="SGLang is not installed (make engines)")
 
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
+from sglang.srt.runtime_context import RuntimeContext, get_context
 
 from kvring._native import is_of_model
+from kvring.sglang import pools
 from kvring.weights import weights_of
 from tests.python.engines.sglang_host import KEYS, OpenRank, kv_pool, mamba_pools, namespace_of
 from tests.support.sglang_pools import MODEL
@@ -132,6 +135,38 @@ def test_scales_overrides_and_weights_have_namespaces_of_their_own(tmp_path: Pat
         weights_of.cache_clear()
         names.add(namespace_of(kv_pool(), **server))
     assert len(names) == 5
+
+
+@pytest.mark.parametrize("missing", ["kv_cache_dtype", "revision", "quantization_param_path"])
+def test_a_field_that_a_server_does_not_have_drops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, missing: str
+) -> None:
+    real = RuntimeContext.config_leaf
+
+    def config_leaf(context: RuntimeContext, name: str) -> Any:
+        if name == missing:
+            text = f"{name!r} is not a config leaf (no namespace)"
+            raise ValueError(text)
+        return real(context, name)
+
+    whole = namespace_of(kv_pool())
+    monkeypatch.setattr(RuntimeContext, "config_leaf", config_leaf)
+    with caplog.at_level(logging.WARNING, logger="kvring"):
+        plain = namespace_of(kv_pool())
+    (told,) = (record.message for record in caplog.records if "configuration" in record.message)
+    assert f"'{missing}'" in told
+    assert plain != whole
+    assert namespace_of(kv_pool(), **{missing: "other"}) == plain
+    assert namespace_of(kv_pool(), quantization="fp8") != plain
+
+
+def test_without_a_server_nothing_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(get_context(), "_config_bags", None)
+    with caplog.at_level(logging.WARNING, logger="kvring"):
+        assert pools._server_facts() == {}
+    assert not caplog.records
 
 
 def test_an_equal_server_finds_its_pages_again(tmp_path: Path) -> None:
