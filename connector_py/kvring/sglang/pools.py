@@ -35,6 +35,7 @@ SETTINGS: Final = (
     "attention_backend",
     "cp_strategy",
     "decode_attention_backend",
+    "deepep_dispatcher_output_dtype",
     "dllm_algorithm",
     "dsa_decode_backend",
     "dsa_prefill_backend",
@@ -47,6 +48,10 @@ SETTINGS: Final = (
     "enable_kv_cache_sharding",
     "enable_linear_replayssm",
     "enable_linear_replayssm_spec",
+    "enable_quant_communications",
+    "enable_w4a4_mxfp4_megamoe",
+    "flashinfer_a2a_dispatch_type",
+    "flashinfer_mxfp4_moe_precision",
     "is_embedding",
     "json_model_override_args",
     "kt_method",
@@ -65,6 +70,7 @@ SETTINGS: Final = (
     "model_loader_extra_config",
     "modelopt_quant",
     "prefill_attention_backend",
+    "prefill_kv_cache_dequant_dtype",
     "qsa_indexer_dtype",
     "quantization",
     "quantize_and_serve",
@@ -75,6 +81,7 @@ SETTINGS: Final = (
     "speculative_draft_load_format",
     "speculative_draft_model_quantization",
     "speculative_draft_model_revision",
+    "speculative_enable_w4a4_mxfp4_megamoe",
     "weight_version",
 )
 
@@ -321,20 +328,11 @@ def _buffers_of(host_pool: Any) -> list[tuple[str, str, list[int]]]:
 
 def _server_facts() -> dict[str, Any]:
     """Return what this process's server knows of its KV; nothing if it is no server."""
-    context = get_context()
-    if not context.is_config_namespace_published("model"):
+    if not get_context().is_config_namespace_published("model"):
         return {}
     values: dict[str, Any] = {}
     for name in (*SETTINGS, *FILES):
-        try:
-            values[name] = context.config_leaf(name)
-        except (AttributeError, ValueError) as error:
-            _logger.warning(
-                "SGLang does not say '%s' of its configuration (%s): servers that differ in it "
-                "find each other's pages; set 'identity' to keep them apart",
-                name,
-                error,
-            )
+        values.update(_field(name))
     facts: dict[str, Any] = {name: str(values[name]) for name in SETTINGS if name in values}
     for name, revision in FILES.items():
         if name in values:
@@ -344,3 +342,17 @@ def _server_facts() -> dict[str, Any]:
             facts[name] = weights if name == "model_path" else [path, weights]
     # Which layers the ranks of a pipeline have, those with states among them.
     return facts | {"partition": os.environ.get("SGLANG_PP_LAYER_PARTITION")}
+
+
+def _field(name: str) -> dict[str, Any]:
+    """Return a field of SGLang's configuration with its value; nothing, and a warning, without."""
+    try:
+        return {name: get_context().config_leaf(name)}
+    except (AttributeError, ValueError) as error:
+        _logger.warning(
+            "SGLang does not say '%s' of its configuration (%s): servers that differ in it find "
+            "each other's pages; set 'identity' to keep them apart",
+            name,
+            error,
+        )
+        return {}

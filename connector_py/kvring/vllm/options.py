@@ -35,8 +35,10 @@ SETTINGS: Final = (
     "additional_config",
     "attention_config.backend",
     "attention_config.backend_per_kind",
+    "attention_config.disable_flashinfer_q_quantization",
     "attention_config.indexer_kv_dtype",
     "attention_config.use_non_causal",
+    "attention_config.use_prefill_query_quantization",
     "cache_config.cache_dtype",
     "cache_config.kv_cache_dtype_skip_layers",
     "cache_config.mamba_cache_dtype",
@@ -55,6 +57,8 @@ SETTINGS: Final = (
     "model_config.model_class_overrides",
     "model_config.model_impl",
     "model_config.model_weights",
+    "model_config.multimodal_config.mm_encoder_attn_dtype",
+    "model_config.multimodal_config.mm_encoder_fp8_scale_path",
     "model_config.multimodal_config.mm_processor_kwargs",
     "model_config.multimodal_config.video_pruning_method",
     "model_config.multimodal_config.video_pruning_rate",
@@ -137,6 +141,9 @@ def _facts_of(name: str, config: VllmConfig | None) -> dict[str, Any]:
         facts["seed"] = model.seed
     draft = config.speculative_config and config.speculative_config.draft_model_config
     facts["weights"] = [_weights_of(one) for one in (model, draft) if one is not None]
+    scales = getattr(model.multimodal_config, "mm_encoder_fp8_scale_path", None)
+    if scales:
+        facts["scales"] = weights_of(scales)
     return facts
 
 

@@ -54,17 +54,15 @@ VLLM_SAME: Final = {
         kernel_config compilation_config optimization_level performance_mode scheduler_config
         device_config attention_config: minimax_m3_msa_decode_backend flash_attn_version
         flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv
-        tq_max_kv_splits_for_cuda_graph use_trtllm_attention disable_flashinfer_q_quantization
-        mla_prefill_backend use_prefill_query_quantization trtllm_ragged_backend
-        indexer_sparse_logits indexer_tp_shard_min_rows minimax_m3_indexer_cp sparse_mla_force_mqa
-        sparse_mla_prefill_workspace_factor flex_attn_block_m flex_attn_block_n
-        flex_attn_q_block_size flex_attn_kv_block_size cache_config: kv_sharing_fast_prefill
-        swa_bounded_replay replayssm_buffer_len mamba_config: enable_stochastic_rounding
-        stochastic_rounding_philox_rounds ssu_algorithm model_config: enforce_eager
-        enable_trace_replay disable_cascade_attn model_config.multimodal_config:
-        mm_device_do_normalize mm_encoder_only mm_encoder_tp_mode mm_encoder_attn_backend
-        mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
-        mm_encoder_fp8_scale_save_margin
+        tq_max_kv_splits_for_cuda_graph use_trtllm_attention mla_prefill_backend
+        trtllm_ragged_backend indexer_sparse_logits indexer_tp_shard_min_rows
+        minimax_m3_indexer_cp sparse_mla_force_mqa sparse_mla_prefill_workspace_factor
+        flex_attn_block_m flex_attn_block_n flex_attn_q_block_size flex_attn_kv_block_size
+        cache_config: kv_sharing_fast_prefill swa_bounded_replay replayssm_buffer_len
+        mamba_config: enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm
+        model_config: enforce_eager enable_trace_replay disable_cascade_attn
+        model_config.multimodal_config: mm_device_do_normalize mm_encoder_only mm_encoder_tp_mode
+        mm_encoder_attn_backend mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin
     """,
     "It decides how much is kept while the engine runs, and where.": """
         offload_config engram_config attention_config: hisparse_config cache_config:
@@ -190,11 +188,10 @@ SGLANG_SAME: Final = {
         triton_attention_split_tile_size flashinfer_mla_disable_ragged enable_fused_qk_norm_rope
         enable_precise_embedding_interpolation enable_fused_moe_sum_all_reduce
         disable_custom_all_reduce enable_mscclpp enable_torch_symm_mem enable_scattered_sconv
-        pre_warm_nccl boundary_reduction enable_quant_communications
-        enable_flashinfer_allreduce_fusion enforce_disable_flashinfer_allreduce_fusion
-        flashinfer_allreduce_fusion_backend enable_aiter_allreduce_fusion moe_a2a_backend
-        enable_w4a4_mxfp4_megamoe deepep_v2_mode moe_runner_backend flashinfer_mxfp4_moe_precision
-        deepep_mode fuseep_mode deepep_dispatcher_output_dtype ep_num_redundant_experts
+        pre_warm_nccl boundary_reduction enable_flashinfer_allreduce_fusion
+        enforce_disable_flashinfer_allreduce_fusion flashinfer_allreduce_fusion_backend
+        enable_aiter_allreduce_fusion moe_a2a_backend deepep_v2_mode moe_runner_backend
+        deepep_mode fuseep_mode ep_num_redundant_experts
         ep_dispatch_algorithm init_expert_location enable_eplb eplb_algorithm
         eplb_rebalance_num_iterations eplb_rebalance_layers_per_chunk
         eplb_min_rebalancing_utilization_threshold expert_distribution_recorder_mode
@@ -205,8 +202,7 @@ SGLANG_SAME: Final = {
         enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_radix_cache_strategy
         uses_mamba_radix_cache mamba_track_interval int8_mamba_ckpt_size linear_replayssm_cache_len
         kt_cpuinfer kt_threadpool_count kt_max_deferred_experts_per_token dllm_fdfo
-        enable_deterministic_inference rl_on_policy_target flashinfer_a2a_dispatch_type
-        prefill_kv_cache_dequant_dtype disable_aiter_allreduce_fusion_in_prefill
+        enable_deterministic_inference rl_on_policy_target disable_aiter_allreduce_fusion_in_prefill
         disable_aiter_allreduce_fusion_in_decode enable_amd_monokernel dsa_triton_union
         enable_dsa_fused_indexer enable_paged_experts paged_experts_num_resident
         enable_nvidia_megakernel enable_tf32_matmul enable_encoder_swa_bounded_replay
@@ -270,7 +266,7 @@ SGLANG_SAME: Final = {
         speculative_accept_threshold_acc speculative_use_rejection_sampling speculative_token_map
         speculative_attention_mode speculative_dsa_topk_backend speculative_draft_window_size
         speculative_moe_runner_backend speculative_moe_a2a_backend
-        speculative_enable_w4a4_mxfp4_megamoe _speculative_draft_quantization_explicitly_set
+        _speculative_draft_quantization_explicitly_set
         enable_multi_layer_eagle speculative_adaptive speculative_adaptive_config spec_trace_dir
         speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
         speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_ngram_capacity

@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make engines)")
 
 import torch
 from vllm.config.load import LoadConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
@@ -80,6 +81,22 @@ def test_other_weights_in_the_same_directory_have_another_namespace(
     assert namespace_under(whole_config(tiers, model)) == plain
     weights_of.cache_clear()
     assert namespace_under(whole_config(tiers, model)) != plain
+
+
+def test_other_scales_in_the_same_file_have_another_namespace(
+    store_path: Path, model: str, tmp_path: Path
+) -> None:
+    scales = tmp_path / "scales.json"
+    names = set()
+    for content in ("{}", '{"layer": {}}'):
+        scales.write_text(content)
+        weights_of.cache_clear()
+        config = whole_config([kvring_tier(store_path)], model)
+        config.model_config.multimodal_config = MultiModalConfig(
+            mm_encoder_attn_dtype="fp8", mm_encoder_fp8_scale_path=str(scales)
+        )
+        names.add(namespace_under(config))
+    assert len(names) == 2
 
 
 def test_a_length_that_changes_positions_counts(store_path: Path, tmp_path: Path) -> None:
