@@ -3,7 +3,9 @@
 vLLM 0.33.0 loads a chunk from the first tier that has it, and gives it to no tier before that one.
 """
 
+import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +13,8 @@ from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFi
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
 __all__ = ["WantedChunks"]
+
+_logger = logging.getLogger(__name__)
 
 # Lookups in vain in a step, 2 us each, so that none takes long.
 _MOST_MISSES: Final = 256
@@ -32,10 +36,20 @@ class WantedChunks:
     """The keys that running requests asked for and kvring did not have.
 
     A key leaves when it is stored, when its request ends, or when its chunk is ready.
+
+    After `set_epoch` nothing is wanted any more: vLLM's tiers name chunks without an epoch, so what
+    they have may be KV of any weights that the engine had. Nor does the first epoch change that
+    when it returns, as they have what was computed meanwhile.
     """
 
-    def __init__(self) -> None:
-        """Want nothing."""
+    def __init__(self, epoch: Callable[[], int]) -> None:
+        """Want nothing.
+
+        Args:
+            epoch: Returns that of the store; 0 for the first one.
+        """
+        self._epoch = epoch
+        self._has_other_epochs = False
         self._requests: dict[str, _Request] = {}
         # Each key with the last request that asked for it and the step of the last lookup, the
         # oldest lookup first.
@@ -48,6 +62,8 @@ class WantedChunks:
 
     def add(self, key: OffloadKey, context: ReqContext) -> None:
         """Note a miss. Whoever notes one calls `end_request()` later."""
+        if self._refuse_other_epochs():
+            return
         self.discard(key)
         request = self._requests.get(context.req_id)
         if request is None:
@@ -85,6 +101,8 @@ class WantedChunks:
         Returns:
             Requests, and keys of each.
         """
+        if self._refuse_other_epochs():
+            return []
         ready: dict[str, tuple[ReqContext, list[OffloadKey]]] = {}
         misses = 0
         while self._wanted and most > 0 and misses < _MOST_MISSES:
@@ -103,3 +121,14 @@ class WantedChunks:
                 self._wanted.move_to_end(key)
         self._step += 1
         return list(ready.values())
+
+    def _refuse_other_epochs(self) -> bool:
+        if not self._has_other_epochs and self._epoch():
+            self._has_other_epochs = True
+            self._requests.clear()
+            self._wanted.clear()
+            _logger.warning(
+                "nothing is promoted until the engine restarts: an epoch was set, and vLLM's other "
+                "tiers may have KV of other weights; empty them before the restart"
+            )
+        return self._has_other_epochs

@@ -120,8 +120,9 @@ class KvringTier(SecondaryTierManager):
         )
         self._prefix = rank_prefix(namespace, config.parallel.rank)
         where = f"{WHERE}, the tier of type {tier_type!r}"
-        self._wanted = WantedChunks() if promote_of(where, promote) else None
+        may_promote = promote_of(where, promote)
         self._store = EngineStore(where, options_of_replica(where, options, config.parallel))
+        self._wanted = WantedChunks(self._store.connector.epoch) if may_promote else None
         try:
             stats = self._store.connector.stats()
             longest_bytes = stats["max_chunk_bytes"]

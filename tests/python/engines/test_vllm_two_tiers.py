@@ -1,5 +1,6 @@
 """kvring with `promote` in front of a tier that nodes share: `fs` under vLLM's real manager."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,40 @@ def test_a_promotion_that_fails_lets_go_of_the_primary_tier(make_node: MakeNode)
     engine.evict()
     load(engine)
     assert promoted(engine) == len(FEW)
+
+
+def test_after_another_epoch_nothing_is_promoted(
+    make_node: MakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shared tier gives KV of the weights from before, and of those in between later."""
+    make_node("a").put(FEW)
+    engine = make_node("b", promote=True)
+    with caplog.at_level(logging.WARNING, logger="kvring"):
+        for name in ("step-1", "step-2", ""):
+            engine.store.set_epoch(name)
+            load(engine)
+            assert own(engine) == [False] * len(FEW)
+            assert len(engine.tier._wanted) == 0
+            engine.evict()
+    told = [record for record in caplog.records if "nothing is promoted" in record.message]
+    assert len(told) == 1
+    assert promoted(engine) == 0
+
+
+def test_what_is_wanted_when_an_epoch_begins_is_not_promoted(make_node: MakeNode) -> None:
+    make_node("a").put(FEW)
+    engine = make_node("b", promote=True)
+    with engine.request() as request:
+        # The shared tier answers in a later step.
+        for number in FEW:
+            with engine.manager.lock:
+                engine.manager.lookup(key_of(number), request)
+        assert len(engine.tier._wanted) == len(FEW)
+        engine.store.set_epoch("step-1")
+        engine.settle()
+        assert len(engine.tier._wanted) == 0
+    load(engine)
+    assert own(engine) == [False] * len(FEW)
 
 
 @pytest.mark.parametrize("promote", ["yes", "true", 1, None], ids=repr)
