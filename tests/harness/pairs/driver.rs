@@ -298,7 +298,7 @@ impl<'a> Driver<'a> {
                 return Err(format!(
                     "key {key} is acknowledged and a miss right after that, stored: {}; {:?}; {:?}",
                     self.model.is_stored(key),
-                    stats.paths[0].last_error,
+                    (&stats.paths[0].trouble, &stats.paths[0].last_error),
                     stats.counters.iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>(),
                 ));
             }
