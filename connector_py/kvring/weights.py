@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ["weights_of"]
+__all__ = ["look_at_weights", "weights_of"]
 
 # As vLLM, SGLang and Transformers name them.
 _SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
@@ -33,11 +33,17 @@ _MOST_HEADER_BYTES: Final = 100_000_000
 
 
 @functools.cache
-def weights_of(model: str, revision: str | None = None, *, is_portable: bool = False) -> str:
-    """Return a fingerprint of a model's weights.
+def weights_of(model: str, revision: str | None = None) -> str:
+    """Return the fingerprint that a model's weights had at the first call of this process.
 
-    It is that of the first call for as long as the process lives: an engine that runs has the
-    weights that were there when it began, whatever is written over them.
+    An engine that runs has the weights that were there when it began, whatever is written over
+    them.
+    """
+    return look_at_weights(model, revision)
+
+
+def look_at_weights(model: str, revision: str | None = None, *, is_portable: bool = False) -> str:
+    """Return the fingerprint that a model's weights have now.
 
     Args:
         model: Its directory, its file, or its name in a hub.

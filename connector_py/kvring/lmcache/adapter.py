@@ -87,7 +87,7 @@ class KvringL2Adapter(L2AdapterInterface):
         self._store = Connector(**named)
         identity = identity_of(named)
         self._before_own = qualified(identity, "")
-        self._variants = Variants(identity)
+        self._variants = Variants(identity, self._store.epoch)
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""
         try:
@@ -120,7 +120,7 @@ class KvringL2Adapter(L2AdapterInterface):
     def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
         """Store memory objects, in their logical lengths; return the task."""
         self._books.begin()
-        return self._tasks.submit_store(keys, objects, self._variants.of_stored(keys, objects))
+        return self._tasks.submit_store(*self._variants.of_stored(keys, objects))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
         """Take what became of stores."""

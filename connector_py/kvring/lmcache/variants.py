@@ -1,22 +1,34 @@
 """What LMCache's memory objects mean beyond their keys: dtype, shape, and weights of the model."""
 
 import logging
+import time
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 
 from kvring.logs import warn
-from kvring.weights import weights_of
+from kvring.weights import look_at_weights
 
 __all__ = ["Variants", "form_of"]
 
 _logger: Final = logging.getLogger(__name__)
 
-# Above it are those that mean something to the store.
+# Above it are those that mean something to the store. No chunk has this one.
 _MOST: Final = 0x7FFFFFFF
+# So often it is looked whether weights have changed.
+_LOOK_S: Final = 5.0
+
+
+class _Weights(NamedTuple):
+    # None if engines may have those that were there before, or those that are there now.
+    fingerprint: str | None
+    # Of the files' times.
+    seen: str
+    epoch: int
+    look_s: float
 
 
 class Variants:
@@ -30,7 +42,7 @@ class Variants:
     def __init__(
         self,
         identity: str | None,
-        epoch: Callable[[], int] | None = None,
+        epoch: Callable[[], int],
         *,
         is_portable: bool = False,
     ) -> None:
@@ -38,27 +50,31 @@ class Variants:
 
         Args:
             identity: That of the store.
-            epoch: Returns that of the store, where that does not add it.
+            epoch: Returns that of the store.
             is_portable: Whether other machines are to have the same variants.
         """
         self._identity = identity
-        self._epoch = epoch
+        self.epoch = epoch
         self._is_portable = is_portable
+        self._weights: dict[str, _Weights] = {}
         self._known: dict[Any, int] = {}
+        # Models whose memory objects come as they are, without a serde.
+        self._plain: set[str] = set()
         self._has_warned = False
-
-    def epoch(self) -> int:
-        """Return the epoch that is in these variants; 0 for the first one, and for none."""
-        return 0 if self._epoch is None else self._epoch()
 
     def of_objects(self, keys: Iterable[ObjectKey], objects: Iterable[Any]) -> list[int]:
         """Return the variant of each memory object."""
-        return [
-            self._of(key.model_name, *form_of(one)) for key, one in zip(keys, objects, strict=True)
-        ]
+        variants = []
+        for key, one in zip(keys, objects, strict=True):
+            if not _is_serialized(one):
+                self._plain.add(key.model_name)
+            variants.append(self._of(key.model_name, *form_of(one)))
+        return variants
 
-    def of_stored(self, keys: list[ObjectKey], objects: list[Any]) -> list[int]:
-        """Return the variant of each memory object that is to be stored."""
+    def of_stored(
+        self, keys: list[ObjectKey], objects: list[Any]
+    ) -> tuple[list[ObjectKey], list[Any], list[int]]:
+        """Return keys, memory objects and variants, without those whose weights nobody knows."""
         if self._identity is None and not self._has_warned:
             self._has_warned = any(_is_serialized(one) for one in objects)
             if self._has_warned:
@@ -68,34 +84,73 @@ class Variants:
                     "apart: they are stored, and not found. Set 'identity' in adapter_params to a "
                     "name of this model and serde",
                 )
-        return self.of_objects(keys, objects)
+        variants = self.of_objects(keys, objects)
+        known = [number for number, one in enumerate(variants) if not self._is_nobodys(one)]
+        if len(known) == len(keys):
+            return keys, objects, variants
+        return _chosen(keys, known), _chosen(objects, known), _chosen(variants, known)
 
     def of_lookup(self, keys: Iterable[ObjectKey], layouts: dict[int, Any]) -> list[int | None]:
         """Return the variants of objects of these layouts, by group; None where it is not known."""
-        if self._identity is not None:
-            # They may be a serde's bytes. The load knows.
-            return [None for _ in keys]
         known: dict[tuple[str, int], int | None] = {}
         variants = []
         for key in keys:
             form = (key.model_name, key.object_group_id)
             if form not in known:
+                # With an identity they may be a serde's bytes. The load knows.
+                is_told = self._identity is None or key.model_name in self._plain
                 layout = layouts.get(key.object_group_id)
                 known[form] = None
-                if layout is not None and layout.shapes:
+                if is_told and layout is not None and layout.shapes:
                     known[form] = self._of(key.model_name, layout.shapes, layout.dtypes)
             variants.append(known[form])
         return variants
 
     def _of(self, model: str, shapes: list[Any], dtypes: list[Any]) -> int:
-        form = (model, tuple(shapes), tuple(dtypes))
+        weights = self._weights_of(model)
+        form = (weights, tuple(shapes), tuple(dtypes))
         variant = self._known.get(form)
-        if variant is None:
-            weights = weights_of(model, is_portable=self._is_portable)
+        if weights is None:
+            variant = _MOST
+        elif variant is None:
             parts = [weights, *(f"{list(one)}" for one in shapes), *map(str, dtypes)]
-            variant = max(zlib.crc32("\0".join(parts).encode()) & _MOST, 1)
+            variant = min(max(zlib.crc32("\0".join(parts).encode()) & _MOST, 1), _MOST - 1)
             self._known[form] = variant
-        return variant ^ self.epoch()
+        # A store adds it by itself.
+        return variant ^ self.epoch() if self._is_portable else variant
+
+    def _is_nobodys(self, variant: int) -> bool:
+        return variant == (_MOST ^ self.epoch() if self._is_portable else _MOST)
+
+    def _weights_of(self, model: str) -> str | None:
+        """Return what stands for the weights of a model, or None: see `_Weights`."""
+        epoch, now_s = self.epoch(), time.monotonic()
+        known = self._weights.get(model)
+        if known is not None and known.epoch == epoch and now_s < known.look_s:
+            return known.fingerprint
+        seen = look_at_weights(model)
+        fingerprint: str | None
+        if known is None or known.epoch != epoch:
+            is_seen = not self._is_portable
+            fingerprint = seen if is_seen else look_at_weights(model, is_portable=True)
+        elif seen == known.seen:
+            fingerprint = known.fingerprint
+        else:
+            fingerprint = None
+            if known.fingerprint is not None:
+                warn(
+                    _logger,
+                    "the weights of %s have changed, and engines may have loaded either: nothing "
+                    "of it is found or stored until this process starts anew with its engines, or "
+                    "kvring.set_epoch() begins an epoch",
+                    model,
+                )
+        self._weights[model] = _Weights(fingerprint, seen, epoch, now_s + _LOOK_S)
+        return fingerprint
+
+
+def _chosen(all_: list[Any], numbers: list[int]) -> list[Any]:
+    return [all_[number] for number in numbers]
 
 
 def form_of(one: Any) -> tuple[list[Any], list[Any]]:

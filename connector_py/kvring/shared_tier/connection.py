@@ -116,11 +116,12 @@ class Connection:
     def store(
         self,
         keys: list[ObjectKey],
+        variants: list[int],
         objects: list[TensorMemoryObj],
         answer: Callable[[bool], None],
     ) -> None:
         """Store chunks and their sidecars; the objects are the adapter's until the answer."""
-        self._begin(_Operation(answer, objects), partial(self._store, keys))
+        self._begin(_Operation(answer, objects), partial(self._store, keys, variants))
 
     def note_mismatch(self, key: ObjectKey) -> None:
         """Count a chunk that is not what its sidecar says; the log tells of one a minute."""
@@ -310,7 +311,8 @@ class Connection:
                 has_come = bitmap.test(number)
                 chunk = operation.objects[number]
                 fits = has_come and sidecar.fits(name, chunk, variants[number])
-                if has_come and not fits:
+                # Not one of another epoch, or of other weights than its lookup asked for.
+                if has_come and not fits and sidecar.variant == variants[number]:
                     self.note_mismatch(name)
                 results.append(fits)
             self._answer(operation, results)
@@ -318,7 +320,7 @@ class Connection:
         task = self._adapter.submit_load_task(names, list(operation.objects))
         self._awaited["load", task] = loaded
 
-    def _store(self, keys: list[ObjectKey], operation: _Operation) -> None:
+    def _store(self, keys: list[ObjectKey], variants: list[int], operation: _Operation) -> None:
         names = self._names(keys)
 
         def stored_chunks(is_stored: bool) -> None:
@@ -330,7 +332,6 @@ class Connection:
             task = self._adapter.submit_store_task(wanted, list(operation.sidecars))
             self._awaited["store", task] = partial(self._answer, operation)
 
-        variants = self._variants.of_objects(keys, operation.objects)
         operation.sidecars = [
             _small_object(Sidecar.of(name, one, variant).content())
             for name, one, variant in zip(names, operation.objects, variants, strict=True)

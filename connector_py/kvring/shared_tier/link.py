@@ -214,7 +214,7 @@ class Link:
                 self._note_answer(now_s)
             else:
                 probe.raw_data.zero_()
-                connection.store([_PROBE], [probe], partial(stored, probe))
+                connection.store([_PROBE], [0], [probe], partial(stored, probe))
 
         def stored(probe: TensorMemoryObj, is_stored: bool) -> None:
             self._buffers.give_back([probe])

@@ -73,6 +73,7 @@ class SharedTier:
         self.counts: Counter[str] = Counter()
         self._options = options
         self._buffers = buffers
+        self._variants = variants
         self._keep = keep
         self._late: list[tuple[float, int, _Request]] = []
         self._numbers = itertools.count()
@@ -121,7 +122,9 @@ class SharedTier:
             self.counts["skipped_stores"] += len(keys)
             copied()
             return
-        if not self._inbox.post(partial(self._store, keys, objects, copied)):
+        # As they are now: an epoch may begin before the thread comes to it.
+        known = self._variants.of_stored(keys, objects)
+        if not self._inbox.post(partial(self._store, *known, copied)):
             copied()
 
     def close(self) -> None:
@@ -219,7 +222,7 @@ class SharedTier:
         connection = self._link.connection
         assert connection is not None
         buffers = self._take_buffers(connection, keys, sidecars, objects)
-        groups = _by_length(buffers)
+        groups, epoch = _by_length(buffers), self._variants.epoch()
         results, waiting = [False] * len(keys), len(groups)
         if not groups:
             request.miss()
@@ -244,8 +247,10 @@ class SharedTier:
                 if not request.is_answered:
                     self._link.trust()
                 request.finish(results)
-            # One that came too late, too: it is there the next time.
-            if there:
+            # One that came too late, too: it is there the next time, unless that is another epoch.
+            if self._variants.epoch() != epoch:
+                self._buffers.give_back(_memory(there))
+            elif there:
                 self._keep([keys[number] for number, _ in there], [one for _, one in there])
 
         for group in groups:
@@ -273,7 +278,13 @@ class SharedTier:
             self.counts["skipped_loads"] += buffers[-1] is None
         return buffers
 
-    def _store(self, keys: list[ObjectKey], objects: list[Any], copied: Callable[[], None]) -> None:
+    def _store(
+        self,
+        keys: list[ObjectKey],
+        objects: list[Any],
+        variants: list[int],
+        copied: Callable[[], None],
+    ) -> None:
         connection = self._link.connection
         buffers: list[TensorMemoryObj | None] = []
         try:
@@ -298,7 +309,8 @@ class SharedTier:
 
         for group in _by_length(buffers):
             own_keys = [keys[number] for number, _ in group]
-            connection.store(own_keys, _memory(group), partial(stored, group))
+            own_variants = [variants[number] for number, _ in group]
+            connection.store(own_keys, own_variants, _memory(group), partial(stored, group))
 
 
 def _by_length(buffers: list[TensorMemoryObj | None]) -> list[_Group]:

@@ -89,6 +89,21 @@ def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     assert second.tier["loaded_bytes"] == 0
 
 
+def test_what_comes_too_late_is_not_kept_in_another_epoch(
+    make_node: MakeNode, network: Network
+) -> None:
+    first = make_node("first")
+    first.share()
+    second = make_node("second", network.port, shared_load_deadline_ms=50)
+    assert second.lookup(NUMBERS) == ALL
+    network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
+    assert second.load(NUMBERS) == NONE
+    second.adapter._store.set_epoch("step 1")
+    network.bytes_per_s = None
+    until("all has come", lambda: second.tier["buffered_bytes"] == 0)
+    assert second.tier["promoted"] == second.adapter._store.stats()["keys"] == 0
+
+
 def test_a_chunk_that_goes_after_its_lookup_is_a_miss_at_once(
     make_node: MakeNode, redis: Redis
 ) -> None:

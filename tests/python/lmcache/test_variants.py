@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ pytest.importorskip("lmcache", reason="LMCache is not installed (make lmcache)")
 
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
 
 from kvring import set_epoch
 from kvring.cli import main
-from kvring.weights import weights_of
+from kvring.lmcache.adapter import KvringL2Adapter
 from tests.python.conftest import until
 from tests.python.lmcache.adapter_driver import AdapterDriver, make_key
-from tests.python.lmcache.shared_tiers import MakeNode, Node
+from tests.python.lmcache.shared_tiers import MakeNode
 from tests.support.adapter_spec import AdapterSpec, adapter_spec
 from tests.support.caches import CacheSession
 
@@ -42,14 +44,6 @@ def adapter_name() -> str:
     return "plugin"
 
 
-@pytest.fixture(autouse=True)
-def _no_weights_are_known() -> Iterator[None]:
-    """Each test is a new process."""
-    weights_of.cache_clear()
-    yield
-    weights_of.cache_clear()
-
-
 def keys_of(model: str = "test/model") -> list[ObjectKey]:
     return [make_key(number, model) for number in range(COUNT)]
 
@@ -65,6 +59,45 @@ def store(spec: AdapterSpec, form: MemoryLayoutDesc, keys: list[ObjectKey]) -> N
 def found(spec: AdapterSpec, form: MemoryLayoutDesc, keys: list[ObjectKey]) -> int:
     with CacheSession(spec, L1_BYTES) as session:
         return sum(session.prefetch(keys, form))
+
+
+@contextmanager
+def plugin(path: Path, **options: Any) -> Iterator[KvringL2Adapter]:
+    """Open an adapter as LMCache's server does."""
+    adapter = KvringL2Adapter({"path": str(path), "capacity": "64MiB", **options})
+    try:
+        yield adapter
+    finally:
+        adapter.close()
+
+
+def submit(adapter: KvringL2Adapter, keys: list[ObjectKey]) -> list[Any]:
+    """Begin to store memory objects of BF16; return them, as they must stay until that is done."""
+    (shape,), (dtype,) = BF16.shapes, BF16.dtypes
+    size_bytes = shape.numel() * dtype.itemsize
+    objects = [
+        TensorMemoryObj(
+            torch.ones(size_bytes, dtype=torch.uint8),
+            MemoryObjMetadata(shape, dtype, 0, size_bytes, 1, shapes=[shape], dtypes=[dtype]),
+            None,
+        )
+        for _ in keys
+    ]
+    adapter.submit_store_task(keys, objects)
+    return objects
+
+
+def lookup(adapter: KvringL2Adapter, keys: list[ObjectKey], form: MemoryLayoutDesc = BF16) -> int:
+    """Return how many of the keys a lookup finds."""
+    task = adapter.submit_lookup_and_lock_task(keys, {0: form})
+    bitmaps: list[Any] = []
+
+    def is_there() -> bool:
+        bitmaps.append(adapter.query_lookup_and_lock_result(task))
+        return bitmaps[-1] is not None
+
+    until("the lookup", is_there)
+    return sum(bitmaps[-1].test(number) for number in range(COUNT))
 
 
 @pytest.mark.parametrize(
@@ -104,13 +137,50 @@ def test_other_weights_are_misses(make_spec: Callable[..., AdapterSpec], tmp_pat
     weights.write_bytes(bytes(1 << 20))
     keys = keys_of(str(model))
     store(make_spec(), BF16, keys)
-    weights_of.cache_clear()
     assert found(make_spec(), BF16, keys) == COUNT
-    # A process that runs goes on with those that it has loaded.
     os.utime(weights, (1, 1))
-    assert found(make_spec(), BF16, keys) == COUNT
-    weights_of.cache_clear()
     assert found(make_spec(), BF16, keys) == 0
+
+
+def test_weights_that_change_below_a_server_have_nothing_until_an_epoch_begins(
+    data_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("kvring.lmcache.variants._LOOK_S", 0.0)
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(bytes(1 << 20))
+    keys = keys_of(str(weights))
+    with plugin(data_directory / "store") as adapter:
+        held = submit(adapter, keys)
+        until("they are stored", lambda: bool(held) and lookup(adapter, keys) == COUNT)
+        os.utime(weights, (1, 1))
+        assert lookup(adapter, keys) == 0
+        assert f"the weights of {weights} have changed" in caplog.text
+        before = adapter._store.stats()["set_stored"]
+        adapter.pop_completed_store_tasks()
+        # Of an engine that has the older ones, or of one that has the newer ones.
+        held = submit(adapter, keys)
+        until("that is over", lambda: bool(adapter.pop_completed_store_tasks()))
+        assert lookup(adapter, keys) == 0
+        assert adapter._store.stats()["set_stored"] == before
+        adapter._store.set_epoch("newer")
+        held = submit(adapter, keys)
+        until("they are stored", lambda: bool(held) and lookup(adapter, keys) == COUNT)
+
+
+def test_an_epoch_hides_chunks_of_an_identity_from_lookups(data_directory: Path) -> None:
+    keys = keys_of()
+    with plugin(data_directory / "store", identity="fp8") as adapter:
+        held = submit(adapter, keys)
+        until("they are stored", lambda: bool(held) and lookup(adapter, keys) == COUNT)
+        adapter._store.set_epoch("step 1")
+        assert lookup(adapter, keys) == 0
+        assert lookup(adapter, keys, layout(torch.float16)) == 0
+        adapter._store.set_epoch("")
+        assert lookup(adapter, keys) == COUNT
+        assert lookup(adapter, keys, layout(torch.float16)) == 0
 
 
 @pytest.mark.parametrize("has_identity", [True, False])
@@ -190,49 +260,13 @@ def test_archives_keep_what_chunks_are(
 
 def test_a_shared_tier_tells_representations_apart(make_node: MakeNode) -> None:
     keys = keys_of()
-
-    def objects(dtype: torch.dtype) -> list[Any]:
-        from lmcache.v1.memory_management import MemoryObjMetadata, TensorMemoryObj
-
-        shape = torch.Size(SHAPE)
-        size_bytes = shape.numel() * dtype.itemsize
-        metadata = [
-            MemoryObjMetadata(shape, dtype, 0, size_bytes, 1, shapes=[shape], dtypes=[dtype])
-            for _ in keys
-        ]
-        return [
-            TensorMemoryObj(torch.ones(size_bytes, dtype=torch.uint8), one, None)
-            for one in metadata
-        ]
-
-    def lookup(node: Node, form: MemoryLayoutDesc) -> int:
-        adapter = node.adapter
-        task = adapter.submit_lookup_and_lock_task(keys, {0: form})
-        bitmaps: list[Any] = []
-
-        def is_there() -> bool:
-            bitmaps.append(adapter.query_lookup_and_lock_result(task))
-            return bitmaps[-1] is not None
-
-        until("the lookup", is_there)
-        return sum(bitmaps[-1].test(number) for number in range(COUNT))
-
     first = make_node("first")
-    held = objects(torch.bfloat16)
-    first.adapter.submit_store_task(keys, held)
-    until("it is shared", lambda: first.tier["stores"] == COUNT)
+    held = submit(first.adapter, keys)
+    until("it is shared", lambda: bool(held) and first.tier["stores"] == COUNT)
     second = make_node("second")
-    assert lookup(second, layout(torch.float16)) == 0
+    assert lookup(second.adapter, keys, layout(torch.float16)) == 0
     # The weights have changed under the same name.
     second.adapter._store.set_epoch("step 1")
-    assert lookup(second, BF16) == 0
+    assert lookup(second.adapter, keys) == 0
     second.adapter._store.set_epoch("")
-    assert lookup(second, BF16) == COUNT
-    target = objects(torch.bfloat16)
-    task = second.adapter.submit_load_task(keys, target)
-    until("the load", lambda: second.adapter.query_load_result(task) is not None)
-    until("it is promoted", lambda: second.tier["promoted"] == COUNT)
-    stats = second.adapter._store.stats()
-    assert lookup(second, BF16) == COUNT
-    assert second.adapter._store.stats()["exists_hits"] == stats["exists_hits"] + COUNT
-    assert lookup(second, layout(torch.float16)) == 0
+    assert lookup(second.adapter, keys) == COUNT
