@@ -85,15 +85,21 @@ def _place_of(path: Path) -> str:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of weights and configuration, those of subdirectories among them."""
-    places = [
-        Path(parent, name)
-        for parent, _, names in os.walk(directory)
-        for name in names
-        if name.endswith(_SUFFIXES)
-        or (name.endswith(_CONFIGURATION) and name not in _NO_CONFIGURATION)
-    ]
-    return sorted(place for place in places if place.is_file())
+    """Return the files of weights and configuration: as engines do, those on top if some are there.
+
+    Below them a training may keep its checkpoints.
+    """
+    files: list[Path] = []
+    for parent, _, names in os.walk(directory):
+        files += (Path(parent, name) for name in names if _counts(name))
+        if any(file.parent == directory and file.name.endswith(_SUFFIXES) for file in files):
+            break
+    return sorted(file for file in files if file.is_file())
+
+
+def _counts(name: str) -> bool:
+    is_configuration = name.endswith(_CONFIGURATION) and name not in _NO_CONFIGURATION
+    return name.endswith(_SUFFIXES) or is_configuration
 
 
 def _samples(file: Path, size_bytes: int) -> Iterator[bytes]:

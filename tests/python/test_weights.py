@@ -2,21 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvring.weights import weights_of
+from kvring.weights import look_at_weights
 
 WHOLE_BYTES = 8 << 20
-
-
-@pytest.fixture(autouse=True)
-def _no_weights_are_known() -> Iterator[None]:
-    weights_of.cache_clear()
-    yield
-    weights_of.cache_clear()
 
 
 @pytest.fixture
@@ -49,18 +41,13 @@ def safetensors(file: Path, changed: int | None = None) -> None:
 
 
 def now(model: Path | str, *, is_portable: bool = False) -> str:
-    """Return what a new process would see."""
-    weights_of.cache_clear()
-    return weights_of(str(model), is_portable=is_portable)
+    return look_at_weights(str(model), is_portable=is_portable)
 
 
 @pytest.mark.parametrize("is_portable", [False, True])
 @pytest.mark.parametrize(
     "name",
     [
-        "transformer/model.safetensors",
-        "a/b/model.bin",
-        "text_encoder/config.json",
         "hf_quant_config.json",
         "quantize_config.json",
         "adapter_config.json",
@@ -68,15 +55,29 @@ def now(model: Path | str, *, is_portable: bool = False) -> str:
         "params.json",
     ],
 )
-def test_weights_and_configuration_count_wherever_they_are(
-    model: Path, name: str, *, is_portable: bool
-) -> None:
+def test_all_configuration_counts(model: Path, name: str, *, is_portable: bool) -> None:
     seen = {now(model, is_portable=is_portable)}
     for content in (b"one", b"another"):
         put(model / name, content)
         seen.add(now(model, is_portable=is_portable))
     assert len(seen) == 3
     assert "" not in seen
+
+
+@pytest.mark.parametrize("is_portable", [False, True])
+@pytest.mark.parametrize(
+    "name", ["text_encoder/model.safetensors", "a/b/model.bin", "text_encoder/config.json"]
+)
+def test_subdirectories_count_where_no_weights_are_on_top(
+    model: Path, name: str, *, is_portable: bool
+) -> None:
+    plain = now(model, is_portable=is_portable)
+    put(model / name, b"a checkpoint of a training")
+    assert now(model, is_portable=is_portable) == plain
+    (model / "model.safetensors").unlink()
+    seen = {now(model, is_portable=is_portable)}
+    put(model / name, b"another")
+    assert len(seen | {now(model, is_portable=is_portable)}) == 2
 
 
 @pytest.mark.parametrize(
