@@ -1,7 +1,6 @@
 """What the tests of the Python connector share: stores, clients, memory and child processes."""
 
 import gc
-import http.client
 import os
 import random
 import resource
@@ -383,17 +382,6 @@ def is_readable(file: Any, deadline_s: float) -> bool:
     poll = select.poll()
     poll.register(file, select.POLLIN)
     return bool(poll.poll(deadline_s * 1000))
-
-
-def fetched(port: int, path: str) -> tuple[int, str]:
-    """Return status and content of a page of the endpoint."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_DEADLINE_S)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from tests.python.conftest import (
     MIB,
     REPOSITORY,
     Client,
-    fetched,
     make_key,
     make_memory,
     pattern,
 )
+from tests.support.pages import fetched
 
 DASHBOARD = REPOSITORY / "docs/grafana/kvring.json"
 # What Grafana puts in place of its variables.

@@ -18,13 +18,13 @@ from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
     Client,
-    fetched,
     is_readable,
     make_key,
     make_memory,
     pattern,
     until,
 )
+from tests.support.pages import fetched
 
 LABELS = {"store", "path", "op", "phase", "result", "reason", "capacity", "namespace", "outcome"}
 

@@ -16,12 +16,12 @@ from tests.python.conftest import (
     MIB,
     Client,
     bare_loop_device,
-    fetched,
     make_key,
     pattern,
     until,
 )
 from tests.support.devices import loop_device
+from tests.support.pages import fetched
 
 CAPACITY_BYTES = 96 * MIB
 IMAGE_SIZE_BYTES = 192 * MIB

@@ -19,11 +19,11 @@ from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
     Client,
-    fetched,
     make_key,
     make_memory,
     pattern,
 )
+from tests.support.pages import fetched
 
 HOSTILE_NAME = "<img src=x onerror=\"document.title='owned'\">"
 OPTIONS = ("--web", "--port=0", "--interval=0.2")
