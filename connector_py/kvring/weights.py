@@ -1,11 +1,13 @@
 """Which weights a model has: a fingerprint of its files, or its revision in a hub's cache."""
 
+import errno
 import functools
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -19,7 +21,7 @@ _CONFIGURATION: Final = ("config.json", "params.json")
 _NO_CONFIGURATION: Final = ("generation_config.json", "tokenizer_config.json")
 
 # A snapshot in the cache of huggingface_hub (its `file_download.py`), or a file of one.
-_SNAPSHOT: Final = re.compile(r"/models--[^/]+/snapshots/(.+)$")
+_SNAPSHOT: Final = re.compile(r"/models--[^/]+/snapshots/([0-9a-f]{40}(?:/.+)?)$")
 
 # Read of each file where its times mean nothing.
 _SAMPLES: Final = 16
@@ -37,9 +39,11 @@ def weights_of(model: str, revision: str | None = None) -> str:
     """Return the fingerprint that a model's weights had at the first call of this process.
 
     An engine that runs has the weights that were there when it began, whatever is written over
-    them.
+    them. It is empty where they cannot be looked at.
     """
-    return look_at_weights(model, revision)
+    with suppress(OSError):
+        return look_at_weights(model, revision)
+    return ""
 
 
 def look_at_weights(model: str, revision: str | None = None, *, is_portable: bool = False) -> str:
@@ -53,27 +57,32 @@ def look_at_weights(model: str, revision: str | None = None, *, is_portable: boo
 
     Returns:
         A text; empty if this process can see neither files nor a revision.
+
+    Raises:
+        OSError: They may be there, and cannot be looked at.
     """
     if not model:
         return ""
     path = Path(model)
     digest = hashlib.sha256()
     try:
-        is_file = path.is_file()
-        files = [path] if is_file else _files(path)
+        files = [path] if path.is_file() else _files(path)
         if files and (found := _SNAPSHOT.search(_place_of(path))):
             return found[1]
         for file in files:
             facts = file.stat()
-            name = file.name if is_file else file.relative_to(path).as_posix()
-            digest.update(f"{name}\0{facts.st_size}\0".encode())
+            digest.update(f"{file.name}\0{facts.st_size}\0".encode())
             if is_portable:
                 for sample in _samples(file, facts.st_size):
                     digest.update(sample)
             else:
                 digest.update(f"{facts.st_mtime_ns}\0".encode())
-    except (OSError, ValueError):
+    except (PermissionError, ValueError):
         return ""
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return ""
+        raise
     return digest.hexdigest()[:16] if files else _revision_of(model, revision or "main")
 
 
@@ -85,16 +94,10 @@ def _place_of(path: Path) -> str:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Return the files of weights and configuration: as engines do, those on top if some are there.
-
-    Below them a training may keep its checkpoints.
-    """
-    files: list[Path] = []
-    for parent, _, names in os.walk(directory):
-        files += (Path(parent, name) for name in names if _counts(name))
-        if any(file.parent == directory and file.name.endswith(_SUFFIXES) for file in files):
-            break
-    return sorted(file for file in files if file.is_file())
+    """Return the files of weights and configuration, as engines read them: not those below."""
+    if not directory.is_dir():
+        return []
+    return sorted(one for one in directory.iterdir() if _counts(one.name) and one.is_file())
 
 
 def _counts(name: str) -> bool:
@@ -132,8 +135,9 @@ def _tensor_places(file: BinaryIO, size_bytes: int) -> list[int]:
         pieces = [
             range(start + begin, min(start + end, size_bytes), _PIECE_BYTES)
             for begin, end in tensors
+            if begin >= 0
         ]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return []
     return [*range(0, start, _SAMPLE_BYTES), *(place for piece in pieces for place in piece)]
 

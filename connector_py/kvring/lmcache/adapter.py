@@ -24,6 +24,7 @@ from kvring.connector import Connector
 from kvring.engine_store import close_store, identity_of
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
+from kvring.lmcache.known_weights import KnownWeights
 from kvring.lmcache.status import report
 from kvring.lmcache.variants import Variants
 from kvring.lmcache.versions import local_storage_tags
@@ -87,7 +88,8 @@ class KvringL2Adapter(L2AdapterInterface):
         self._store = Connector(**named)
         identity = identity_of(named)
         self._before_own = qualified(identity, "")
-        self._variants = Variants(identity, self._store.epoch)
+        self._weights = KnownWeights(self._store.epoch)
+        self._variants = Variants(identity, self._weights)
         self._loading: dict[int, list[ObjectKey]] = {}
         self._store_error = ""
         try:
@@ -127,7 +129,8 @@ class KvringL2Adapter(L2AdapterInterface):
         results = {}
         for task, code, error, stored_bytes in self._tasks.pop_stores():
             results[task] = L2StoreResult(code is None, stored_bytes)
-            if code != _QUEUE_FULL:
+            # One without anything to store says nothing of the drive.
+            if code != _QUEUE_FULL and (error or stored_bytes):
                 self._store_error = error
         return results
 
@@ -251,6 +254,7 @@ class KvringL2Adapter(L2AdapterInterface):
             RuntimeError: A drive does not answer, and the kernel still holds some of L1; LMCache's
                 StorageManager closes the L2 adapters first, and then leaves L1 mapped.
         """
+        self._weights.close()
         self._books.close()
         close_store(self._store, [] if self._l1 is None else [self._l1])
 

@@ -1,34 +1,22 @@
 """What LMCache's memory objects mean beyond their keys: dtype, shape, and weights of the model."""
 
 import logging
-import time
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 from lmcache.v1.distributed.api import ObjectKey
 
+from kvring.lmcache.known_weights import KnownWeights
 from kvring.logs import warn
-from kvring.weights import look_at_weights
 
-__all__ = ["Variants", "form_of"]
+__all__ = ["NOBODYS", "Variants", "form_of"]
 
 _logger: Final = logging.getLogger(__name__)
 
-# Above it are those that mean something to the store. No chunk has this one.
-_MOST: Final = 0x7FFFFFFF
-# So often it is looked whether weights have changed.
-_LOOK_S: Final = 5.0
-
-
-class _Weights(NamedTuple):
-    # None if engines may have those that were there before, or those that are there now.
-    fingerprint: str | None
-    # Of the files' times.
-    seen: str
-    epoch: int
-    look_s: float
+# Of weights that nobody knows: no chunk has it. Those above it mean something to the store.
+NOBODYS: Final = 0x7FFFFFFF
 
 
 class Variants:
@@ -42,7 +30,7 @@ class Variants:
     def __init__(
         self,
         identity: str | None,
-        epoch: Callable[[], int],
+        weights: KnownWeights,
         *,
         is_portable: bool = False,
     ) -> None:
@@ -50,13 +38,13 @@ class Variants:
 
         Args:
             identity: That of the store.
-            epoch: Returns that of the store.
+            weights: Those of the store, and its epoch.
             is_portable: Whether other machines are to have the same variants.
         """
         self._identity = identity
-        self.epoch = epoch
+        self._weights = weights
+        self.epoch = weights.epoch
         self._is_portable = is_portable
-        self._weights: dict[str, _Weights] = {}
         self._known: dict[Any, int] = {}
         # Models whose memory objects come as they are, without a serde.
         self._plain: set[str] = set()
@@ -85,7 +73,7 @@ class Variants:
                     "name of this model and serde",
                 )
         variants = self.of_objects(keys, objects)
-        known = [number for number, one in enumerate(variants) if not self._is_nobodys(one)]
+        known = [number for number, one in enumerate(variants) if one != NOBODYS]
         if len(known) == len(keys):
             return keys, objects, variants
         return _chosen(keys, known), _chosen(objects, known), _chosen(variants, known)
@@ -107,46 +95,17 @@ class Variants:
         return variants
 
     def _of(self, model: str, shapes: list[Any], dtypes: list[Any]) -> int:
-        weights = self._weights_of(model)
+        weights = self._weights.of(model, is_portable=self._is_portable)
+        if weights is None:
+            return NOBODYS
         form = (weights, tuple(shapes), tuple(dtypes))
         variant = self._known.get(form)
-        if weights is None:
-            variant = _MOST
-        elif variant is None:
+        if variant is None:
             parts = [weights, *(f"{list(one)}" for one in shapes), *map(str, dtypes)]
-            variant = min(max(zlib.crc32("\0".join(parts).encode()) & _MOST, 1), _MOST - 1)
+            variant = min(max(zlib.crc32("\0".join(parts).encode()) & NOBODYS, 1), NOBODYS - 1)
             self._known[form] = variant
         # A store adds it by itself.
         return variant ^ self.epoch() if self._is_portable else variant
-
-    def _is_nobodys(self, variant: int) -> bool:
-        return variant == (_MOST ^ self.epoch() if self._is_portable else _MOST)
-
-    def _weights_of(self, model: str) -> str | None:
-        """Return what stands for the weights of a model, or None: see `_Weights`."""
-        epoch, now_s = self.epoch(), time.monotonic()
-        known = self._weights.get(model)
-        if known is not None and known.epoch == epoch and now_s < known.look_s:
-            return known.fingerprint
-        seen = look_at_weights(model)
-        fingerprint: str | None
-        if known is None or known.epoch != epoch:
-            is_seen = not self._is_portable
-            fingerprint = seen if is_seen else look_at_weights(model, is_portable=True)
-        elif seen == known.seen:
-            fingerprint = known.fingerprint
-        else:
-            fingerprint = None
-            if known.fingerprint is not None:
-                warn(
-                    _logger,
-                    "the weights of %s have changed, and engines may have loaded either: nothing "
-                    "of it is found or stored until this process starts anew with its engines, or "
-                    "kvring.set_epoch() begins an epoch",
-                    model,
-                )
-        self._weights[model] = _Weights(fingerprint, seen, epoch, now_s + _LOOK_S)
-        return fingerprint
 
 
 def _chosen(all_: list[Any], numbers: list[int]) -> list[Any]:

@@ -95,7 +95,7 @@ class KvringSharedL2Adapter(KvringL2Adapter):
         shared = config.shared_options
         self._buffers = Buffers(shared.limits.buffer_bytes)
         try:
-            variants = Variants(shared.identity, self._store.epoch, is_portable=True)
+            variants = Variants(shared.identity, self._weights, is_portable=True)
             self._tier = SharedTier(shared, self._buffers, variants, self._promote)
         except BaseException:
             # No thread, or no descriptor.

@@ -17,7 +17,7 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from lmcache.v1.platform.event_notifier import consume_fd
 
 from kvring._native import qualified
-from kvring.lmcache.variants import Variants
+from kvring.lmcache.variants import NOBODYS, Variants
 from kvring.logs import LogLimit, warn
 from kvring.shared_tier.buffers import Buffers, object_over
 from kvring.shared_tier.client_adapter import ClientAdapter, create_adapter
@@ -258,7 +258,10 @@ class Connection:
             self._adapter.submit_unlock(bitmap.gather(asked))
             are_there = [bitmap.test(number) for number in range(len(asked))]
             have_chunk, have_sidecar = are_there[: len(names)], are_there[len(names) :]
-            results = [self._without_sidecar() if there else None for there in have_chunk]
+            results = [
+                self._without_sidecar() if there and variant != NOBODYS else None
+                for there, variant in zip(have_chunk, variants, strict=True)
+            ]
             both = [
                 number
                 for number, is_checked in enumerate(have_sidecar)

@@ -122,9 +122,9 @@ class SharedTier:
             self.counts["skipped_stores"] += len(keys)
             copied()
             return
-        # As they are now: an epoch may begin before the thread comes to it.
-        known = self._variants.of_stored(keys, objects)
-        if not self._inbox.post(partial(self._store, *known, copied)):
+        if not self._inbox.post(
+            partial(self._store, keys, objects, self._variants.epoch(), copied)
+        ):
             copied()
 
     def close(self) -> None:
@@ -282,12 +282,13 @@ class SharedTier:
         self,
         keys: list[ObjectKey],
         objects: list[Any],
-        variants: list[int],
+        epoch: int,
         copied: Callable[[], None],
     ) -> None:
-        connection = self._link.connection
+        connection = self._link.connection if self._variants.epoch() == epoch else None
         buffers: list[TensorMemoryObj | None] = []
         try:
+            keys, objects, variants = self._variants.of_stored(keys, objects)
             for one in objects:
                 buffer = None if connection is None else self._buffers.take(one.get_size(), one)
                 buffers.append(buffer)
