@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kvring.logs import warn
+from kvring.logs import LogLimit, warn
 from kvring.weights import look_at_weights
 
 __all__ = ["KnownWeights"]
@@ -37,6 +37,7 @@ class KnownWeights:
         self._models: dict[str, _Known] = {}
         # By model and `seen`.
         self._portable: dict[tuple[str, str], str] = {}
+        self._log_limit = LogLimit()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -47,7 +48,7 @@ class KnownWeights:
             known = self._begin(model)
         if known.seen is None or known.have_changed:
             return None
-        return self._portable_of(model, known.seen) if is_portable else known.seen
+        return self._portable_of(model, known, known.seen) if is_portable else known.seen
 
     def close(self) -> None:
         """Look no more. Idempotent."""
@@ -58,7 +59,7 @@ class KnownWeights:
             epoch = self.epoch()
             known = self._models.get(model)
             if known is None or known.epoch != epoch:
-                known = self._models[model] = _Known(epoch, _look(model))
+                known = self._models[model] = _Known(epoch, self._look(model))
             if self._thread is None:
                 # A look may hang, as a file system does: nobody waits for it.
                 self._thread = threading.Thread(
@@ -67,26 +68,29 @@ class KnownWeights:
                 self._thread.start()
         return known
 
-    def _portable_of(self, model: str, seen: str) -> str | None:
+    def _portable_of(self, model: str, known: _Known, seen: str) -> str | None:
         portable = self._portable.get((model, seen))
         if portable is None:
-            portable = _look(model, is_portable=True)
-            if portable is None or _look(model) != seen:
+            portable = self._look(model, is_portable=True)
+            if not self._is_still(model, known):
                 return None
-            self._portable[model, seen] = portable
+            if portable is not None:
+                self._portable[model, seen] = portable
         return portable
 
     def _run(self) -> None:
         while not self._is_over.wait(_LOOK_S):
             for model, known in list(self._models.items()):
-                seen = _look(model)
-                if seen not in (None, known.seen):
-                    self._note(model, known, seen)
+                self._is_still(model, known)
 
-    def _note(self, model: str, known: _Known, seen: str | None) -> None:
+    def _is_still(self, model: str, known: _Known) -> bool:
+        """Look again; say whether the weights are those that were seen, and note it if not."""
+        seen = self._look(model)
+        if seen in (None, known.seen):
+            return seen is not None
         with self._lock:
             if known.have_changed or self._models[model] is not known:
-                return
+                return False
             is_first = known.seen is None
             self._models[model] = known._replace(
                 seen=seen if is_first else known.seen, have_changed=not is_first
@@ -99,11 +103,12 @@ class KnownWeights:
                 "kvring.set_epoch() begins an epoch",
                 model,
             )
+        return False
 
-
-def _look(model: str, *, is_portable: bool = False) -> str | None:
-    try:
-        return look_at_weights(model, is_portable=is_portable)
-    except OSError as error:
-        warn(_logger, "the weights of %s cannot be looked at: %s", model, error)
-        return None
+    def _look(self, model: str, *, is_portable: bool = False) -> str | None:
+        try:
+            return look_at_weights(model, is_portable=is_portable)
+        except OSError as error:
+            if self._log_limit.is_due(model):
+                warn(_logger, "the weights of %s cannot be looked at: %s", model, error)
+            return None

@@ -3,6 +3,7 @@
 import logging
 import zlib
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any, Final
 
 import torch
@@ -53,30 +54,29 @@ class Variants:
     def of_objects(self, keys: Iterable[ObjectKey], objects: Iterable[Any]) -> list[int]:
         """Return the variant of each memory object."""
         variants = []
+        last, variant = None, 0
         for key, one in zip(keys, objects, strict=True):
-            if not _is_serialized(one):
-                self._plain.add(key.model_name)
-            variants.append(self._of(key.model_name, *form_of(one)))
+            form = (key.model_name, *form_of(one))
+            # Those of a batch are mostly alike.
+            if form != last:
+                last, variant = form, self._of(*form)
+                self._note_form(*form)
+            variants.append(variant)
         return variants
 
     def of_stored(
         self, keys: list[ObjectKey], objects: list[Any]
     ) -> tuple[list[ObjectKey], list[Any], list[int]]:
         """Return keys, memory objects and variants, without those whose weights nobody knows."""
-        if self._identity is None and not self._has_warned:
-            self._has_warned = any(_is_serialized(one) for one in objects)
-            if self._has_warned:
-                warn(
-                    _logger,
-                    "chunks come as bytes of a serde, and those of two serdes cannot be told "
-                    "apart: they are stored, and not found. Set 'identity' in adapter_params to a "
-                    "name of this model and serde",
-                )
         variants = self.of_objects(keys, objects)
-        known = [number for number, one in enumerate(variants) if one != NOBODYS]
-        if len(known) == len(keys):
+        if NOBODYS not in variants:
             return keys, objects, variants
-        return _chosen(keys, known), _chosen(objects, known), _chosen(variants, known)
+        are_known = [one != NOBODYS for one in variants]
+        return (
+            list(compress(keys, are_known)),
+            list(compress(objects, are_known)),
+            list(compress(variants, are_known)),
+        )
 
     def of_lookup(self, keys: Iterable[ObjectKey], layouts: dict[int, Any]) -> list[int | None]:
         """Return the variants of objects of these layouts, by group; None where it is not known."""
@@ -94,6 +94,19 @@ class Variants:
             variants.append(known[form])
         return variants
 
+    def _note_form(self, model: str, shapes: list[Any], dtypes: list[Any]) -> None:
+        is_serialized = len(shapes) == 1 and len(shapes[0]) == 1 and dtypes == [torch.uint8]
+        if not is_serialized:
+            self._plain.add(model)
+        elif self._identity is None and not self._has_warned:
+            self._has_warned = True
+            warn(
+                _logger,
+                "chunks come as bytes of a serde, and those of two serdes cannot be told apart: "
+                "they are stored, and not found. Set 'identity' in adapter_params to a name of "
+                "this model and serde",
+            )
+
     def _of(self, model: str, shapes: list[Any], dtypes: list[Any]) -> int:
         weights = self._weights.of(model, is_portable=self._is_portable)
         if weights is None:
@@ -108,19 +121,9 @@ class Variants:
         return variant ^ self.epoch() if self._is_portable else variant
 
 
-def _chosen(all_: list[Any], numbers: list[int]) -> list[Any]:
-    return [all_[number] for number in numbers]
-
-
 def form_of(one: Any) -> tuple[list[Any], list[Any]]:
     """Return shapes and dtypes of a memory object, one for each of its groups."""
     metadata = one.metadata
     if metadata.shapes is None or metadata.dtypes is None:
         return [metadata.shape], [metadata.dtype]
     return metadata.shapes, metadata.dtypes
-
-
-def _is_serialized(one: Any) -> bool:
-    """Say whether a memory object is plain bytes."""
-    shapes, dtypes = form_of(one)
-    return len(shapes) == 1 and len(shapes[0]) == 1 and dtypes == [torch.uint8]

@@ -73,16 +73,21 @@ def test_a_shared_tier_that_hangs_costs_one_deadline_and_then_nothing(
     until("it finds them again", lambda: second.fetch(NUMBERS) == ALL)
 
 
+def node_with_late_loads(make_node: MakeNode, network: Network) -> Node:
+    """Return a node for which chunks still come that it has answered as misses."""
+    make_node("first").share()
+    node = make_node("second", network.port, shared_load_deadline_ms=50)
+    assert node.lookup(NUMBERS) == ALL
+    network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
+    # Nothing is written into its memory later: `load` compares what it got, and this is a miss.
+    assert node.load(NUMBERS) == NONE
+    return node
+
+
 def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
     make_node: MakeNode, network: Network
 ) -> None:
-    first = make_node("first")
-    first.share()
-    second = make_node("second", network.port, shared_load_deadline_ms=50)
-    assert second.lookup(NUMBERS) == ALL
-    network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
-    # Nothing is written into its memory later: `load` compares what it got, and this is a miss.
-    assert second.load(NUMBERS) == NONE
+    second = node_with_late_loads(make_node, network)
     network.bytes_per_s = None
     until("they are promoted", lambda: second.tier["promoted"] == len(NUMBERS))
     assert second.fetch(NUMBERS) == ALL
@@ -92,12 +97,7 @@ def test_what_comes_too_late_is_a_miss_and_is_there_the_next_time(
 def test_what_comes_too_late_is_not_kept_in_another_epoch(
     make_node: MakeNode, network: Network
 ) -> None:
-    first = make_node("first")
-    first.share()
-    second = make_node("second", network.port, shared_load_deadline_ms=50)
-    assert second.lookup(NUMBERS) == ALL
-    network.bytes_per_s = len(NUMBERS) * CHUNK_BYTES
-    assert second.load(NUMBERS) == NONE
+    second = node_with_late_loads(make_node, network)
     second.adapter._store.set_epoch("step 1")
     network.bytes_per_s = None
     until("all has come", lambda: second.tier["buffered_bytes"] == 0)
