@@ -19,7 +19,7 @@ from vllm.config import ParallelConfig, SpeculativeConfig, VllmConfig
 from vllm.config.multimodal import MultiModalConfig
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvring.sglang import pools
+from kvring.sglang import settings
 from kvring.vllm import options
 from tests.python.engines.sglang_host import kv_pool, namespace_of
 from tests.python.engines.vllm_engine import ROW_BYTES, make_config, tiny_model, whole_config
@@ -373,7 +373,7 @@ def test_each_field_of_sglang_is_known() -> None:
         name for text in SGLANG_SAME.values() for name in names_in(text) if name.endswith(".*")
     }
     fields = {f"{group}.*" if f"{group}.*" in whole else name for name, group in groups.items()}
-    changing = [*pools.SETTINGS, *pools.FILES, *names_in(SGLANG_OTHERWISE)]
+    changing = [*settings.SETTINGS, *settings.FILES, *names_in(SGLANG_OTHERWISE)]
     check(fields, changing, SGLANG_SAME)
 
 
@@ -382,9 +382,9 @@ def test_two_values_of_a_field_of_sglang_give_two_namespaces(tmp_path: Path) -> 
     file = tmp_path / "file"
     file.write_text("weights")
     plain = namespace_of(pool)
-    for name in pools.SETTINGS:
+    for name in settings.SETTINGS:
         value = VALID.get(name) or another(getattr(ServerArgs(model_path="dummy"), name))
         assert namespace_of(pool, **{name: value}) != plain, name
-    for name in pools.FILES:
+    for name in settings.FILES:
         assert namespace_of(pool, **{name: str(file)}) != plain, name
     assert namespace_of(pool) == plain

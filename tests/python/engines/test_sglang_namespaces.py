@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer
 from sglang.srt.runtime_context import RuntimeContext, get_context
 
 from kvring._native import is_of_model
-from kvring.sglang import pools
+from kvring.sglang import settings
 from kvring.weights import weights_of
 from tests.python.engines.sglang_host import KEYS, OpenRank, kv_pool, mamba_pools, namespace_of
 from tests.support.sglang_pools import MODEL
@@ -165,7 +165,7 @@ def test_without_a_server_nothing_is_missing(
 ) -> None:
     monkeypatch.setattr(get_context(), "_config_bags", None)
     with caplog.at_level(logging.WARNING, logger="kvring"):
-        assert pools._server_facts() == {}
+        assert settings.server_facts() == {}
     assert not caplog.records
 
 
