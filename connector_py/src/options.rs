@@ -89,6 +89,9 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
                     "set_max_wait_ms" => {
                         tuning.set_max_wait = Duration::from_millis(value.extract()?);
                     }
+                    "flush_period_ms" => {
+                        tuning.flush_period = Duration::from_millis(value.extract()?);
+                    }
                     other => {
                         return Err(PyKeyError::new_err(format!("KVRING_TUNING has no '{other}'")));
                     }

@@ -8,6 +8,7 @@ import pytest
 
 import kvring
 from tests.python.conftest import ENGINE, LAYOUT, SMALL_CAPACITY_BYTES, Client, is_exported, pattern
+from tests.support.tuning import tuned
 
 STRIDED = memoryview(bytearray(8192))[::2]
 REVERSED = memoryview(bytearray(4096))[::-1]
@@ -62,9 +63,13 @@ WRONG_FOR_GET: dict[str, tuple[Any, type[Exception], str]] = {
 def shared_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a small store that all tests of a module use, one after the other."""
     directory = tmp_path_factory.mktemp("shared") / "store"
-    with kvring.Connector(
-        directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT
-    ) as connector:
+    # A flush of what tests before have stored would count in `syncs`.
+    with (
+        tuned(flush_period_ms=3_600_000),
+        kvring.Connector(
+            directory, SMALL_CAPACITY_BYTES, engine=ENGINE, layout=LAYOUT
+        ) as connector,
+    ):
         yield Client(connector)
     shutil.rmtree(directory)
 
