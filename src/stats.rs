@@ -74,7 +74,9 @@ counters! {
     purged,
     leases_refused,
     set_not_admitted,
+    not_admitted_bytes,
     set_over_write_budget,
+    over_write_budget_bytes,
     hash_collision,
     other_variant,
     transfers,
@@ -103,6 +105,8 @@ macro_rules! path_stats {
             pub last_error: String,
             /// When that was, Unix time in ms; 0 if there was none.
             pub last_error_ms: u64,
+            /// Payload bytes written there since the store was opened, also before the path failed.
+            pub written_bytes: u64,
             /// Of several paths, all different ones.
             pub engine: String,
             /// Of several paths, whether all are direct, and the strictest alignment of memory.
@@ -154,6 +158,8 @@ path_stats! {
     would_hit_at_1_5x,
     /// The same with twice the capacity.
     would_hit_at_2x,
+    /// SETs of keys that were evicted, or not admitted, and still remembered: what adaptive eviction learns from.
+    returned_keys,
     /// 1 if much was written since the store was opened, long ago, and nothing was found; then `note` says so.
     unused,
 }
@@ -179,6 +185,7 @@ impl PathStats {
             all.memory_alignment_bytes = all.memory_alignment_bytes.max(own.memory_alignment_bytes);
             total.add_numbers(one);
         }
+        total.written_bytes = all.iter().map(|one| one.written_bytes).sum();
         total.engine = engines.join("; ");
         total
     }
@@ -202,6 +209,12 @@ pub struct LatencyHistogram {
 /// State of the store at one moment.
 #[derive(Clone, Debug)]
 pub struct Stats {
+    /// Whole seconds since it was opened, by a clock that nobody sets.
+    pub open_s: u64,
+    /// What a chunk without uses is worth with `eviction: adaptive`, in doublings of uses; of namespaces without a quota.
+    pub eviction_bonus: f64,
+    /// The share of requests whose new chunks are stored; of namespaces without a quota. 1 without `admit: adaptive`.
+    pub admitted_share: f64,
     /// Longest chunk this store takes.
     pub max_chunk_bytes: u64,
     /// Operations submitted and not yet completed.

@@ -1,8 +1,8 @@
-"""`python -m benches.eviction`: hit ratios of the eviction policies on traces.
+"""`python -m benches.eviction`: what the eviction policies find in traces.
 
-The table has chunks up to the first miss, all of 1 MiB, for each size of the cache as a fraction
-of all chunks of the trace. The JSON has all that the simulator says: other sizes of chunks, orders,
-variants, and the same behind a cache in memory.
+One table has the chunks up to the first miss for each trace and size of the cache, the other one
+means over traces: what a policy finds and writes, by what `lfu` does, and what it finds by the best
+of those that learn nothing. Where `lfu` finds nothing, a cell is left out. The JSON has the counts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benches.tables import print_table
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OUTPUT = _REPOSITORY / "target" / "bench" / "eviction.json"
-_PLAIN = {"sizes": "one", "order": "forward", "variant": "", "behind_memory": False}
+_LEARN_NOTHING = ("lru", "lfu", "fifo", "mru")
 
 
 def main() -> int:
-    """Simulate, print the table and write the JSON. Returns the exit status."""
+    """Simulate, print the tables and write the JSON. Returns the exit status."""
     arguments = _parse_arguments()
     found = {
         trace.name: path
@@ -43,10 +43,11 @@ def main() -> int:
         return 1
     _OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     _OUTPUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    header, *rows = table_of(document)
-    print_table(
-        "Chunks found up to the first miss, %, and the mean by the best one's", header, rows
-    )
+    for title, (header, *rows) in (
+        ("Chunks found up to the first miss, %", hits_of(document)),
+        ("Means of ratios to what other policies find and write", means_of(document)),
+    ):
+        print_table(title, header, rows)
     for trace in PUBLIC_TRACES:
         if trace.name not in found:
             print(f"skipped: {trace.file_name} is not in {arguments.traces}")
@@ -54,30 +55,51 @@ def main() -> int:
     return 0
 
 
-def table_of(document: Document) -> list[list[str]]:
-    """Return the header and a row for each trace and size, the mean of the ratios last."""
-    cells = [one for one in document["cells"] if _PLAIN.items() <= one.items()]
-    policies = list(dict.fromkeys(one["policy"] for one in cells))
-    rows = [["trace", "of all chunks", *policies]]
-    shares: dict[str, list[float]] = {policy: [] for policy in policies}
-    for trace, fraction in dict.fromkeys((one["trace"], one["fraction"]) for one in cells):
-        ratios = {
-            one["policy"]: _hit_ratio(one)
-            for one in cells
-            if (one["trace"], one["fraction"]) == (trace, fraction)
-        }
-        rows.append([trace, f"1/{fraction}", *(f"{100 * ratios[one]:.1f}" for one in policies)])
-        best = max(ratios.values())
-        for policy in policies:
-            if best > 0:
-                shares[policy].append(ratios[policy] / best)
-    means = [f"{statistics.fmean(shares[one]):.3f}" for one in policies if shares[one]]
-    return [*rows, ["mean of the best one's", "", *means]]
+def hits_of(document: Document) -> list[list[str]]:
+    """Return the header and a row for each trace and cache."""
+    lookups = {trace["name"]: trace["lookups"] for trace in document["traces"]}
+    policies = list(dict.fromkeys(cell["policy"] for cell in document["cells"]))
+    rows = [["trace", "memory", "disk", *policies]]
+    for (trace, memory, fraction), cells in _by_cache(document).items():
+        ratios = (cells[policy]["prefix_hits"] / lookups[trace] for policy in policies)
+        hits = (f"{100 * ratio:.1f}" for ratio in ratios)
+        rows.append([trace, _share(memory), _share(fraction), *hits])
+    return rows
 
 
-def _hit_ratio(cell: dict[str, Any]) -> float:
-    chunks = cell["chunks"]
-    return chunks["prefix_hits"] / chunks["lookups"] if chunks["lookups"] else 0.0
+def means_of(document: Document) -> list[list[str]]:
+    """Return the header and a row for each set of traces, kind of cache and policy."""
+    sets = {trace["name"]: trace["set"] for trace in document["traces"]}
+    ratios: dict[tuple[Any, ...], list[tuple[float, float, float]]] = {}
+    for (trace, memory, _), cells in _by_cache(document).items():
+        hits = {policy: cell["prefix_hits"] for policy, cell in cells.items()}
+        for policy, cell in cells.items() if hits["lfu"] else ():
+            best = max(hits[one] for one in _LEARN_NOTHING)
+            group = ratios.setdefault((sets[trace], memory, policy), [])
+            writes = cell["stores"] / cells["lfu"]["stores"]
+            group.append((hits[policy] / hits["lfu"], hits[policy] / best, writes))
+    header = ["set", "memory", "policy", "cells"]
+    rows = [[*header, "hits / lfu", "worst", "hits / best of four", "worst", "writes / lfu"]]
+    for (name, memory, policy), group in ratios.items():
+        by_lfu, by_best, writes = zip(*group, strict=True)
+        mean = statistics.fmean
+        figures = (mean(by_lfu), min(by_lfu), mean(by_best), min(by_best), mean(writes))
+        texts = (f"{figure:.3f}" for figure in figures)
+        rows.append([name, _share(memory), policy, str(len(group)), *texts])
+    return rows
+
+
+def _by_cache(document: Document) -> dict[tuple[Any, ...], dict[str, dict[str, Any]]]:
+    """Return the cells of all policies for each trace, memory and fraction."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for cell in document["cells"]:
+        key = (cell["trace"], cell["memory"], cell["fraction"])
+        found.setdefault(key, {})[cell["policy"]] = cell
+    return found
+
+
+def _share(fraction: int | None) -> str:
+    return f"1/{fraction}" if fraction else "none"
 
 
 def _simulate(found: dict[str, Path], requests: int | None) -> Document:

@@ -6,29 +6,22 @@ import json
 import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class PublicTrace:
-    """A trace that is looked for on this machine."""
+    """A trace that is looked for on this machine; benches/traces/README.md describes it."""
 
     name: str
     file_name: str
-    about: str
 
 
 PUBLIC_TRACES = (
-    PublicTrace(
-        "conversation",
-        "conversation_trace.jsonl",
-        "Mooncake's conversation trace (FAST '25), 59 minutes, blocks of 512 tokens",
-    ),
-    PublicTrace(
-        "synthetic",
-        "synthetic_trace.jsonl",
-        "Mooncake's synthetic trace (FAST '25), 17 minutes, blocks of 512 tokens",
-    ),
+    PublicTrace("conversation", "conversation_trace.jsonl"),
+    PublicTrace("synthetic", "synthetic_trace.jsonl"),
+    PublicTrace("gmi", "gmi_trace.jsonl"),
 )
 
 
@@ -44,7 +37,10 @@ def find(trace: PublicTrace, directory: Path) -> Path | None:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write a trace as a line for each request: the numbers of its blocks.
+    """Write a trace as a line for each request: its blocks, numbered in the order they come in.
+
+    A block is another one after other blocks, even where its hash is the same: gmi's are of the
+    block alone.
 
     Args:
         source: Lines of JSON with `hash_ids`, perhaps compressed.
@@ -57,11 +53,17 @@ def convert(source: Path, target: Path) -> None:
 
 
 def _lines(source: Path) -> Iterator[str]:
+    numbers: dict[tuple[int, int], int] = {}
     opened = lzma.open if source.suffix == ".xz" else open
     with opened(source, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                blocks = [int(block) for block in json.loads(line)["hash_ids"]]
+                hashes = [int(block) for block in json.loads(line)["hash_ids"]]
             except (ValueError, TypeError, KeyError) as error:
                 raise TraceError(f"{source}, line {number}: {error!r}") from error
-            yield " ".join(map(str, blocks)) + "\n"
+            blocks = accumulate(
+                hashes,
+                lambda before, block: numbers.setdefault((before, block), len(numbers)),
+                initial=-1,
+            )
+            yield " ".join(map(str, islice(blocks, 1, None))) + "\n"

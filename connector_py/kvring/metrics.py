@@ -96,6 +96,12 @@ _LABELLED: Final = (
         {"read": "read_bytes", "write": "written_bytes"},
     ),
     (
+        "kvring_unwritten_bytes",
+        "Payload of stores that were not written, which spares the drive.",
+        "reason",
+        {"not_admitted": "not_admitted_bytes", "over_write_budget": "over_write_budget_bytes"},
+    ),
+    (
         "kvring_device_errors",
         "Operations that failed in the drive.",
         "op",
@@ -119,6 +125,11 @@ _COUNTERS: Final = (
         "Misses of chunks that are stored with another dtype, shape, weights or epoch.",
         "other_variant",
     ),
+    (
+        "kvring_returned_keys",
+        "Stores of keys that were evicted or not admitted, and are remembered.",
+        "returned_keys",
+    ),
     ("kvring_abandoned_operations", "Operations that close() dropped.", "abandoned"),
 )
 
@@ -127,6 +138,16 @@ _GAUGES: Final = (
     ("kvring_store_queue_bytes", "Bytes of stores that are not answered.", "set_queued_bytes"),
     ("kvring_store_queue_operations", "Stores that are not answered.", "set_queued_operations"),
     ("kvring_registered_bytes", "Memory that is registered with the rings.", "registered_bytes"),
+    (
+        "kvring_eviction_bonus",
+        "What adaptive eviction takes a chunk without uses for, in doublings of uses.",
+        "eviction_bonus",
+    ),
+    (
+        "kvring_admitted_share",
+        "Share of requests whose new chunks are stored, of namespaces without a quota.",
+        "admitted_share",
+    ),
     ("kvring_io_threads", "Threads that take work and move bytes.", "io_threads"),
 )
 

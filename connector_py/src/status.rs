@@ -28,7 +28,7 @@ fn geometry_dict(py: Python<'_>, geometry: Geometry) -> PyResult<Bound<'_, PyDic
 /// State and counters, flat but for what is at each path.
 pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyDict>> {
     let all = dict_of!(py, stats:
-        engine max_chunk_bytes in_flight set_queued_operations set_queued_bytes registered_bytes
+        engine open_s eviction_bonus admitted_share max_chunk_bytes in_flight set_queued_operations set_queued_bytes registered_bytes
         transfers_fixed io_threads shutdown_clean partial_flush);
     all.set_item("direct_io", stats.geometry.direct)?;
     all.set_item("memory_alignment_bytes", stats.geometry.memory_alignment_bytes)?;
@@ -48,7 +48,8 @@ pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyD
 
 /// State of one path.
 fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDict>> {
-    let all = dict_of!(py, path: in_use reason trouble note last_error last_error_ms engine);
+    let all = dict_of!(py, path:
+        in_use reason trouble note last_error last_error_ms engine written_bytes);
     all.set_item("path", path.path.display().to_string())?;
     all.set_item("direct_io", path.geometry.direct)?;
     all.set_item("memory_alignment_bytes", path.geometry.memory_alignment_bytes)?;

@@ -28,7 +28,7 @@ impl Batch {
         size: usize,
         keep_alive: KeepAlive,
         completions: &Arc<CompletionQueue>,
-    ) -> impl Iterator<Item = Responder> + use<> {
+    ) -> impl DoubleEndedIterator<Item = Responder> + ExactSizeIterator + use<> {
         completions.expect(size as u64);
         let batch = Arc::new(Self {
             future_id,

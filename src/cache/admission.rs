@@ -11,6 +11,9 @@ const SECONDS_PER_DAY: f64 = 86_400.0;
 /// What of the day's writes may come at once.
 const BURST_SECONDS: f64 = 3_600.0;
 
+/// Share of the data files up to which adaptive admission stores all.
+const ADMITS_ALL_BELOW: f64 = 0.9;
+
 /// Bytes that may be written at all paths of a store, filled up as time goes by. Without a limit by default.
 #[derive(Default)]
 pub(crate) struct WriteBudget {
@@ -60,17 +63,30 @@ impl Cache {
     /// Whether a SET is to write its bytes. If not, its key is not stored afterwards: what is stored of it is not what it was to
     /// be. It stays if the SET `keeps_stored`: then it is the same, unless it is damaged, and a load tells.
     pub(super) fn admits(&self, request: &SetRequest, keeps_stored: bool, now: Instant) -> bool {
-        let (admission, admit_after) = (self.config.admission, self.config.tuning.admit_after);
-        if admission == Admission::SecondUse
-            && !keeps_stored
-            && let Err(outdated) = self.index.admits(request.digest, &request.key, admit_after)
-        {
+        let SetRequest { digest, ref key, .. } = *request;
+        let length_bytes = request.buffer.length_bytes() as u64;
+        let admitted = match self.config.admission {
+            Admission::SecondUse if !keeps_stored => {
+                self.index.admits(digest, key, self.config.tuning.admit_after)
+            }
+            // Nothing goes for what is stored while there is space.
+            _ if self.config.admits_by_share() && self.is_filled_above(ADMITS_ALL_BELOW) => {
+                let (namespace, submitted_ms) = (request.namespace, request.submitted_ms);
+                let is_admitted =
+                    self.index.admits_by_share((digest, key), namespace, submitted_ms);
+                is_admitted.then_some(()).ok_or(None)
+            }
+            _ => Ok(()),
+        };
+        if let Err(outdated) = admitted {
             self.counters.set_not_admitted.add(1);
+            self.counters.not_admitted_bytes.add(length_bytes);
             self.reclaim_all(outdated);
             return false;
         }
-        if !self.write_budget.take(request.buffer.length_bytes() as u64, now) {
+        if !self.write_budget.take(length_bytes, now) {
             self.counters.set_over_write_budget.add(1);
+            self.counters.over_write_budget_bytes.add(length_bytes);
             if !keeps_stored {
                 self.reclaim_all(self.index.drop_outdated(request.digest));
             }

@@ -147,7 +147,7 @@ impl Cache {
         }
     }
 
-    fn is_filled_above(&self, share: f64) -> bool {
+    pub(super) fn is_filled_above(&self, share: f64) -> bool {
         let fill = self.store.fill();
         let is_above = fill.allocated_bytes as f64 > fill.total_bytes as f64 * share;
         is_above && !fill.can_grow && self.store.keeps_freed_space()

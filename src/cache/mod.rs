@@ -67,6 +67,8 @@ pub(crate) struct SetRequest {
     pub(crate) key: Arc<str>,
     /// Fingerprint of the key's namespace.
     pub(crate) namespace: u64,
+    /// When its batch was submitted, Unix time in ms.
+    pub(crate) submitted_ms: u64,
     pub(crate) variant: Variant,
     pub(crate) submitted: Instant,
     /// Its batch's share of the SETs that are not answered yet.

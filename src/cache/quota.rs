@@ -107,7 +107,7 @@ impl Cache {
         let (pool, quota_bytes) = self.index.eviction_index.lock().pool_of(request.namespace);
         let (mut staying, mut writing) = (0, 0);
         for path in self.all_paths() {
-            let of_pool = path.index.ask(|all, now_s| all.blocks_of(pool, now_s));
+            let of_pool = path.index.blocks_of(pool);
             staying += of_pool.taken - of_pool.evictable - of_pool.writing;
             writing += of_pool.writing;
         }

@@ -217,7 +217,7 @@ impl Cache {
 
     /// Evicts the coldest chunk, if it can go, and says whether it did. None if there is none.
     pub(crate) fn evict_coldest(&self) -> Option<bool> {
-        let victims = self.index.ask(|all, now_s| all.coldest(1, now_s));
+        let victims = self.index.coldest(1);
         (!victims.is_empty()).then(|| self.evict_all(&victims))
     }
 
@@ -259,7 +259,7 @@ impl Cache {
             return is_enough.then_some(true);
         }
         // Where one must stay, more may have to.
-        self.must_any_stay(&self.index.ask(|all, now_s| all.coldest(LOOKED_AT, now_s)));
+        self.must_any_stay(&self.index.coldest(LOOKED_AT));
         room.search.begin_anew();
         None
     }

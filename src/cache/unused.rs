@@ -8,10 +8,15 @@ const SHARE: u64 = 10;
 const MUCH_BYTES: u64 = 10 << 30;
 
 impl Cache {
+    /// Seconds since the store was opened.
+    pub(crate) fn age_s(&self) -> u32 {
+        self.config.clock.passed_s().saturating_sub(self.opened_s)
+    }
+
     /// That much was written since the store was opened and nothing was found, if so, with the usual causes.
     pub(crate) fn unused(&self) -> Option<String> {
         let counters = &self.counters;
-        let age_s = self.config.clock.passed_s().saturating_sub(self.opened_s);
+        let age_s = self.age_s();
         let written_bytes = counters.written_bytes.get();
         let is_unused = age_s >= LEAST_AGE_S
             && written_bytes >= MUCH_BYTES.min(self.config.capacity_bytes() / SHARE)

@@ -74,6 +74,8 @@ named! {
         Always = "always",
         /// Those of keys that were to be stored before.
         SecondUse = "second_use",
+        /// With adaptive eviction, of new keys as large a share of requests as has shown to be worth it.
+        Adaptive = "adaptive",
     }
 }
 
@@ -92,6 +94,8 @@ named! {
 named! {
     /// Which order chunks are evicted in.
     Eviction {
+        /// By uses and age, where what a chunk without uses is worth is learnt from keys that return.
+        Adaptive = "adaptive",
         /// The one not used for the longest time.
         Lru = "lru",
         /// The one used least often, where what was used long ago counts less and less.
@@ -100,7 +104,5 @@ named! {
         Fifo = "fifo",
         /// The one used last.
         Mru = "mru",
-        /// Three queues: what is not used again soon goes first, what was used goes round again.
-        S3Fifo = "s3fifo",
     }
 }

@@ -162,13 +162,13 @@ impl Config {
             engine: EngineChoice::Auto,
             checksum: Checksum::Crc64Nvme,
             durability: Durability::BestEffort,
-            eviction: Eviction::Lfu,
+            eviction: Eviction::Adaptive,
             ttl: Some(Duration::from_secs(7 * 86_400)),
             lease_s: 10,
             load_deadline_ms: None,
             identity: None,
             quotas: Vec::new(),
-            admission: Admission::Always,
+            admission: Admission::Adaptive,
             write_budget_bytes: None,
             min_free_bytes: None,
             discard: Discard::Format,
@@ -189,6 +189,11 @@ impl Config {
     pub(crate) fn of_device(path: &Path) -> Self {
         let (paths, capacities_bytes) = (vec![path.to_owned()], vec![Self::WHOLE_DEVICE]);
         Self { paths, capacities_bytes, boot: current_boot(), ..Self::defaults() }
+    }
+
+    /// Whether new keys are stored of a share of requests alone, which the order of eviction learns.
+    pub(crate) fn admits_by_share(&self) -> bool {
+        (self.admission, self.eviction) == (Admission::Adaptive, Eviction::Adaptive)
     }
 
     /// Refuses the options of block devices.

@@ -49,7 +49,13 @@ impl Connector {
         let named = &self.config.paths;
         paths.sort_by_cached_key(|one| named.iter().position(|path| *path == one.path));
         let shutdown = self.shutdown.try_lock().and_then(|shutdown| *shutdown).unwrap_or_default();
+        let cache = &self.volumes.all[0].shared.cache;
+        let bonus = cache.index.quotas.common_bonus();
+        let share = if self.config.admits_by_share() { bonus.admitted_share() } else { 1.0 };
         Stats {
+            open_s: cache.age_s().into(),
+            eviction_bonus: bonus.levels().into(),
+            admitted_share: share.into(),
             max_chunk_bytes: self.max_chunk_bytes(),
             in_flight: self.completions.unanswered(),
             shutdown_clean: shutdown.clean,
@@ -96,6 +102,8 @@ impl Connector {
             discarded_at_open: volume.recovery.discarded(),
             would_hit_at_1_5x,
             would_hit_at_2x,
+            returned_keys: index.returned_keys(),
+            written_bytes: shared.cache.counters.written_bytes.get(),
             unused: shared.cache.unused().is_some().into(),
             ..PathStats::default()
         };

@@ -38,7 +38,8 @@ impl Connector {
         let variants: Vec<Option<Variant>> =
             buffers.iter().map(|buffer| Some(buffer.variant())).collect();
         let asked = self.prefetched(self.asked_for(keys, &variants).collect());
-        for ((item, asked), buffer) in items.zip(asked).zip(buffers) {
+        // The last one is used first: without those before it, it is of no use, and should go before them.
+        for ((item, asked), buffer) in items.zip(asked).zip(buffers).rev() {
             let number = self.volumes.number_of(asked.digest, live);
             let shared = &self.volumes.all[number].shared;
             let length_bytes = buffer.length_bytes() as u64;
@@ -57,7 +58,7 @@ impl Connector {
                 }
             }
         }
-        self.volumes.push(operations);
+        self.volumes.push_reversed(operations);
         self.completions.announce();
         Ok(future_id)
     }
@@ -107,6 +108,7 @@ impl Connector {
                 digest,
                 key: Arc::clone(&key),
                 namespace,
+                submitted_ms: now_ms,
                 variant: buffer.variant() ^ self.epoch(),
                 submitted,
                 share,
@@ -137,7 +139,8 @@ impl Connector {
                 ClaimOutcome::Waits => {}
             }
         }
-        self.volumes.push(operations);
+        // The last chunk is stored first: it is to go before those that it is of no use without.
+        self.volumes.push_reversed(operations);
         self.completions.announce();
         Ok(future_id)
     }
@@ -377,6 +380,7 @@ mod tests {
             buffer: SourceBuffer::of_set(unsafe { CallerBuffer::new(&raw mut byte, 1) }),
             digest: Digest::of(&key),
             namespace: Namespace::of(&key).fingerprint(),
+            submitted_ms: 0,
             variant: 0,
             key,
             submitted: Instant::now(),

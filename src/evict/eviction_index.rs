@@ -10,7 +10,7 @@ use super::namespaces::{NamespaceId, NamespaceUsage, Namespaces};
 use super::neighbours::{ExtentMap, Victim, victim};
 use super::pool::{ChunkPool, PoolId, coldest, coldest_with};
 use super::quotas::Quotas;
-use super::{ChunkNode, ChunkRef, NodeId, Nodes};
+use super::{Bonus, ChunkNode, ChunkRef, GhostCounts, NodeId, Nodes};
 use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::config::Eviction;
 
@@ -41,28 +41,28 @@ pub(crate) struct EvictionIndex {
 impl EvictionIndex {
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
         let mut namespaces = Namespaces::default();
-        let mut pools = vec![ChunkPool::new(policy, None)];
-        for (name, quota) in &quotas.0 {
+        let mut pools = vec![ChunkPool::new(policy, Arc::clone(&quotas.common_bonus), None)];
+        for (name, quota) in &quotas.named {
             namespaces.add_with_pool(name, pools.len() as PoolId);
-            pools.push(ChunkPool::new(policy, Some(Arc::clone(quota))));
+            pools.push(ChunkPool::new(policy, Arc::clone(&quota.bonus), Some(Arc::clone(quota))));
         }
         Self { nodes: Nodes::default(), pools, extents: ExtentMap::default(), namespaces }
     }
 
-    /// A chunk is stored, in the namespace with this fingerprint, whose `name` is asked for if it is new. `returns`: the chunk was
-    /// evicted not long ago.
+    /// A chunk is stored, in the namespace with this fingerprint, whose `name` is asked for if it is new. It has the `uses`
+    /// that it had as a ghost, and one more if it was one.
     pub(crate) fn enter(
         &mut self,
         chunk: ChunkRef,
         extent: Extent,
         namespace: (u64, impl FnOnce() -> String),
-        returns: bool,
+        uses: u16,
     ) -> (NodeId, NamespaceId) {
         let namespace = self.namespaces.id_of(namespace);
-        let id = self.add(chunk, extent, namespace, 0);
+        let id = self.add(chunk, extent, namespace, uses);
         self.extents.insert(extent.start(), id);
         let (pool, nodes) = self.pool_with(id);
-        pool.policy.insert(nodes, id, returns);
+        pool.order.insert(nodes, id);
         (id, namespace)
     }
 
@@ -83,7 +83,7 @@ impl EvictionIndex {
         for id in by_use {
             soon.next().into_iter().for_each(|soon| self.nodes.prefetch(soon));
             let (pool, nodes) = self.pool_with(id);
-            pool.policy.restore(nodes, id);
+            pool.order.insert(nodes, id);
         }
     }
 
@@ -91,7 +91,7 @@ impl EvictionIndex {
         let (pool, nodes) = self.pool_with(id);
         match nodes[id].excluded_until_s() {
             Some(_) => nodes[id].count_use(),
-            None => pool.policy.touch(nodes, id),
+            None => pool.order.touch(nodes, id),
         }
     }
 
@@ -122,13 +122,12 @@ impl EvictionIndex {
         self.namespaces.drop_unused(namespace);
     }
 
-    /// At most `count` chunks that go first. `None`: there are some, and it is to be asked again.
-    pub(crate) fn coldest(&mut self, count: usize, now_s: u32) -> Option<Vec<Victim>> {
+    /// At most `count` chunks that go first.
+    pub(crate) fn coldest(&mut self, count: usize, now_s: u32) -> Vec<Victim> {
         self.reinsert(now_s);
-        let mut coldest = coldest(&mut self.pools, &mut self.nodes, count);
+        let mut coldest = coldest(&self.pools, &self.nodes, count);
         coldest.truncate(count);
-        let is_known = !coldest.is_empty() || self.ordered() == 0 || count == 0;
-        is_known.then(|| self.victims(&coldest))
+        self.victims(&coldest)
     }
 
     /// Takes `blocks` from the quota of a pool, if it has one, for a chunk that is being written.
@@ -166,8 +165,8 @@ impl EvictionIndex {
     /// The coldest chunks of a pool that have `blocks` together. They have fewer if no more can be evicted, or if the search
     /// would take too long.
     pub(crate) fn coldest_of(&mut self, pool: PoolId, blocks: u64) -> Vec<Victim> {
-        let pool = std::slice::from_mut(&mut self.pools[usize::from(pool)]);
-        let coldest = coldest_with(pool, &mut self.nodes, blocks);
+        let pool = std::slice::from_ref(&self.pools[usize::from(pool)]);
+        let coldest = coldest_with(pool, &self.nodes, blocks);
         self.victims(&coldest)
     }
 
@@ -194,24 +193,68 @@ impl EvictionIndex {
     }
 
     /// A key of a namespace is remembered, which is named as in [`EvictionIndex::enter`].
-    pub(crate) fn remember(&mut self, namespace: (u64, impl FnOnce() -> String)) -> NamespaceId {
+    pub(crate) fn remember(
+        &mut self,
+        namespace: (u64, impl FnOnce() -> String),
+        was_used: bool,
+    ) -> NamespaceId {
         let id = self.namespaces.id_of(namespace);
-        self.remember_leaving(id);
+        self.remember_leaving(id, was_used);
         id
     }
 
     /// The key of a chunk is remembered for which `leave` follows.
-    pub(crate) fn remember_leaving(&mut self, namespace: NamespaceId) {
+    pub(crate) fn remember_leaving(&mut self, namespace: NamespaceId, was_used: bool) {
         self.namespaces.usage_mut(namespace).remembered_keys += 1;
+        self.pool_of_namespace(namespace).ghosts.add(was_used);
     }
 
-    pub(crate) fn forget(&mut self, namespace: NamespaceId, keys: u64) {
-        self.namespaces.usage_mut(namespace).remembered_keys -= keys;
+    pub(crate) fn forget(&mut self, namespace: NamespaceId, keys: GhostCounts) {
+        self.namespaces.usage_mut(namespace).remembered_keys -= keys.all();
+        let ghosts = &mut self.pool_of_namespace(namespace).ghosts;
+        ghosts.used -= keys.used;
+        ghosts.unused -= keys.unused;
         self.namespaces.drop_unused(namespace);
+    }
+
+    /// A remembered key is stored again: the bonus of its pool learns from it.
+    pub(crate) fn learn(&mut self, namespace: NamespaceId, was_used: bool) {
+        let pool = self.pool_of_namespace(namespace);
+        pool.order.bonus.teach(was_used, pool.ghosts, pool.chunks);
+    }
+
+    /// What chunks of the namespace with this fingerprint are worth that were never used.
+    pub(crate) fn bonus(&self, fingerprint: u64) -> &Bonus {
+        &self.pools[usize::from(self.namespaces.pool_of(fingerprint))].order.bonus
+    }
+
+    fn pool_of_namespace(&mut self, namespace: NamespaceId) -> &mut ChunkPool {
+        &mut self.pools[usize::from(self.namespaces.pool(namespace))]
     }
 
     pub(crate) fn namespace_called(&self, name: &str) -> Option<NamespaceId> {
         self.namespaces.called(name)
+    }
+
+    /// Number and fingerprint of each namespace that has chunks.
+    pub(crate) fn namespaces_with_chunks(&self) -> impl Iterator<Item = (NamespaceId, u64)> {
+        self.namespaces.with_keys()
+    }
+
+    /// A namespace of each pool that has one with chunks, and the bonus of the pool.
+    pub(crate) fn bonuses(&self) -> Vec<(u64, f32)> {
+        let mut by_pool = vec![None; self.pools.len()];
+        for (id, fingerprint) in self.namespaces_with_chunks() {
+            by_pool[usize::from(self.namespaces.pool(id))] = Some(fingerprint);
+        }
+        let bonus = |(pool, namespace): (&ChunkPool, Option<u64>)| {
+            Some((namespace?, pool.order.bonus.levels()))
+        };
+        self.pools.iter().zip(by_pool).filter_map(bonus).collect()
+    }
+
+    pub(crate) fn namespace_of(&self, fingerprint: u64) -> Option<NamespaceId> {
+        self.namespaces.of(fingerprint)
     }
 
     pub(crate) fn usage(&self) -> Vec<(String, NamespaceUsage)> {
@@ -220,9 +263,9 @@ impl EvictionIndex {
 
     /// What differs from `chunks`, all that are stored, and from the numbers of remembered keys.
     pub(crate) fn check(
-        &mut self,
+        &self,
         chunks: &HashMap<NodeId, (ChunkRef, Extent, NamespaceId)>,
-        remembered: &HashMap<NamespaceId, u64>,
+        remembered: &HashMap<NamespaceId, GhostCounts>,
     ) -> Vec<String> {
         let Self { nodes, pools, extents, namespaces, .. } = self;
         let mut problems = Vec::new();
@@ -235,15 +278,26 @@ impl EvictionIndex {
             ));
         }
         let mut listed = HashSet::new();
-        for (number, pool) in pools.iter_mut().enumerate() {
+        for (number, pool) in pools.iter().enumerate() {
             let (count, all) = (pool.chunks, pool.all(nodes));
             if all.len() != count {
                 problems.push(format!("pool {number} has {count} chunks and lists {}", all.len()));
             }
             listed.extend(all);
+            let mut ghosts = GhostCounts::default();
+            for (_, one) in
+                remembered.iter().filter(|(id, _)| usize::from(namespaces.pool(**id)) == number)
+            {
+                ghosts.used += one.used;
+                ghosts.unused += one.unused;
+            }
+            if pool.ghosts != ghosts {
+                problems
+                    .push(format!("pool {number} counts {:?}, and has {ghosts:?}", pool.ghosts));
+            }
         }
         let mut usage: HashMap<NamespaceId, (u64, u64, u64)> =
-            remembered.iter().map(|(namespace, keys)| (*namespace, (0, 0, *keys))).collect();
+            remembered.iter().map(|(namespace, keys)| (*namespace, (0, 0, keys.all()))).collect();
         for (id, (chunk, extent, namespace)) in chunks {
             let (keys, bytes, _) = usage.entry(*namespace).or_default();
             (*keys, *bytes) = (*keys + 1, *bytes + extent.size_bytes());
@@ -265,10 +319,6 @@ impl EvictionIndex {
     fn pool_with(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
         let pool = usize::from(self.nodes[id].pool);
         (&mut self.pools[pool], &mut self.nodes)
-    }
-
-    pub(super) fn ordered(&self) -> usize {
-        self.pools.iter().map(ChunkPool::ordered).sum()
     }
 
     pub(super) fn victims(&self, chosen: &[NodeId]) -> Vec<Victim> {

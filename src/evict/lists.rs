@@ -41,7 +41,7 @@ pub(crate) struct ChunkRef {
 pub(crate) struct ChunkNode {
     entry: u32,
     shard: u16,
-    /// Must not change while a policy has the chunk.
+    /// Must not change while an order has the chunk.
     pub(crate) extent: Extent,
     /// How often it was used, as far as that can be counted.
     pub(crate) uses: u16,
@@ -52,8 +52,6 @@ pub(crate) struct ChunkNode {
     hotter: Option<NodeId>,
     /// The list that it is in, as named in [`List::new`].
     pub(super) list: u8,
-    /// For S3-FIFO: times that it is passed over before it goes.
-    pub(super) chances: u8,
 }
 
 const _: () = assert!(size_of::<ChunkNode>() == 36);
@@ -63,8 +61,8 @@ impl ChunkNode {
         let (stamp, colder, hotter) = (0, None, None);
         let ChunkRef { shard, entry } = chunk;
         debug_assert!(shard <= u16::MAX.into(), "there are fewer shards");
-        let (shard, list, chances) = (shard as u16, NO_LIST, 0);
-        Self { entry, shard, extent, uses, pool, stamp, colder, hotter, list, chances }
+        let (shard, list) = (shard as u16, NO_LIST);
+        Self { entry, shard, extent, uses, pool, stamp, colder, hotter, list }
     }
 
     pub(crate) fn chunk(&self) -> ChunkRef {
@@ -112,7 +110,7 @@ impl Nodes {
         NodeId::at(self.all.push(node))
     }
 
-    /// Removes a chunk that no policy has any more.
+    /// Removes a chunk that no order has any more.
     pub(crate) fn remove(&mut self, id: NodeId) -> ChunkNode {
         let node = self[id];
         debug_assert_eq!(node.list, NO_LIST, "{id:?} is still in a list, or was removed before");
@@ -164,7 +162,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// An empty list. `name` is unique in its policy.
+    /// An empty list. `name` is unique in its order.
     pub(super) fn new(name: u8) -> Self {
         debug_assert!(name < EXCLUDED);
         Self { name, ..Self::default() }

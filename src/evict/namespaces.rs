@@ -98,7 +98,16 @@ impl Namespaces {
     }
 
     pub(super) fn called(&self, name: &str) -> Option<NamespaceId> {
-        self.by_fingerprint.get(&Namespace::called(name).fingerprint()).copied()
+        self.of(Namespace::called(name).fingerprint())
+    }
+
+    pub(super) fn of(&self, fingerprint: u64) -> Option<NamespaceId> {
+        self.by_fingerprint.get(&fingerprint).copied()
+    }
+
+    pub(super) fn with_keys(&self) -> impl Iterator<Item = (NamespaceId, u64)> {
+        let with_keys = self.all.iter().filter(|(_, state)| state.usage.keys > 0);
+        with_keys.map(|(id, state)| (id as NamespaceId, state.fingerprint))
     }
 
     /// Usage by name; `quota_bytes` gives that of a pool.

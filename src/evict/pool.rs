@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::policy::Policy;
+use super::bonus::{Bonus, GhostCounts};
+use super::order::Order;
 use super::quotas::Quota;
 use super::{NodeId, Nodes};
 use crate::config::Eviction;
@@ -20,7 +21,9 @@ pub(crate) type PoolId = u16;
 
 /// The chunks of one namespace with a quota, or of all namespaces without.
 pub(super) struct ChunkPool {
-    pub(super) policy: Box<dyn Policy>,
+    pub(super) order: Order,
+    /// Keys of its namespaces that are remembered.
+    pub(super) ghosts: GhostCounts,
     /// Blocks of its chunks, and of those being written.
     pub(super) blocks: u64,
     pub(super) chunks: usize,
@@ -29,15 +32,24 @@ pub(super) struct ChunkPool {
     /// Blocks of its chunks that are in the order of eviction.
     pub(super) ordered_blocks: u64,
     pub(super) quota: Option<Arc<Quota>>,
-    /// Chunks that were found in use, by the second until which they are excluded. The policy has only the others, so that
+    /// Chunks that were found in use, by the second until which they are excluded. The order has only the others, so that
     /// searches do not meet these again and again.
     pub(super) excluded: BTreeSet<(u32, NodeId)>,
 }
 
 impl ChunkPool {
-    pub(super) fn new(eviction: Eviction, quota: Option<Arc<Quota>>) -> Self {
-        let (policy, excluded) = (eviction.policy(), BTreeSet::new());
-        Self { policy, blocks: 0, writing_blocks: 0, chunks: 0, ordered_blocks: 0, quota, excluded }
+    pub(super) fn new(eviction: Eviction, bonus: Arc<Bonus>, quota: Option<Arc<Quota>>) -> Self {
+        let (order, excluded) = (Order::new(eviction, bonus), BTreeSet::new());
+        Self {
+            order,
+            ghosts: GhostCounts::default(),
+            blocks: 0,
+            writing_blocks: 0,
+            chunks: 0,
+            ordered_blocks: 0,
+            quota,
+            excluded,
+        }
     }
 
     pub(super) fn add_chunk(&mut self, blocks: u32) {
@@ -70,7 +82,7 @@ impl ChunkPool {
                 nodes[id].include();
                 self.ordered_blocks += u64::from(nodes[id].extent.blocks);
             }
-            None => self.policy.remove(nodes, id),
+            None => self.order.remove(nodes, id),
         }
     }
 
@@ -82,41 +94,34 @@ impl ChunkPool {
             && until_s <= now_s
         {
             self.remove(nodes, id);
-            self.policy.insert(nodes, id, true);
+            self.order.insert(nodes, id);
             count += 1;
         }
         count > 0
     }
 
-    pub(super) fn all(&mut self, nodes: &mut Nodes) -> Vec<NodeId> {
+    pub(super) fn all(&self, nodes: &Nodes) -> Vec<NodeId> {
         let mut found = Vec::new();
-        // A policy may stop early, and goes on with the next call.
-        for _ in 0..=self.chunks {
-            found.clear();
-            self.policy.coldest(nodes, self.chunks + 1, &mut found);
-            if found.len() >= self.ordered() {
-                break;
-            }
-        }
+        self.order.coldest(nodes, self.chunks + 1, &mut found);
         found.extend(self.excluded.iter().map(|(_, id)| *id));
         found
     }
 }
 
 /// `count` chunks of the pools that go first, or a few more: of each pool in proportion to its chunks.
-pub(super) fn coldest(pools: &mut [ChunkPool], nodes: &mut Nodes, count: usize) -> Vec<NodeId> {
+pub(super) fn coldest(pools: &[ChunkPool], nodes: &Nodes, count: usize) -> Vec<NodeId> {
     let all: usize = pools.iter().map(ChunkPool::ordered).sum();
     let mut found = Vec::with_capacity(count.min(all));
-    for pool in pools.iter_mut().filter(|pool| pool.ordered() > 0) {
+    for pool in pools.iter().filter(|pool| pool.ordered() > 0) {
         let share = (count * pool.ordered()).div_ceil(all);
-        pool.policy.coldest(nodes, share, &mut found);
+        pool.order.coldest(nodes, share, &mut found);
     }
     found
 }
 
 /// The coldest chunks of the pools that have `blocks` together. They have fewer if there are no more chunks, or if it takes more
 /// than one search may return.
-pub(super) fn coldest_with(pools: &mut [ChunkPool], nodes: &mut Nodes, blocks: u64) -> Vec<NodeId> {
+pub(super) fn coldest_with(pools: &[ChunkPool], nodes: &Nodes, blocks: u64) -> Vec<NodeId> {
     let mut count = FIRST_COLDEST;
     loop {
         let mut chunks = coldest(pools, nodes, count);

@@ -74,21 +74,21 @@ impl EvictionIndex {
 
     fn search_on(&mut self, search: &mut RoomSearch, free: &dyn FreeSpace) -> Room {
         if let Some(missing) = free.missing_blocks(search.blocks) {
-            let enough = coldest_with(&mut self.pools, &mut self.nodes, missing.max(1));
+            let enough = coldest_with(&self.pools, &self.nodes, missing.max(1));
             return match enough.is_empty() {
-                true => self.none_found(),
+                true => Room::Nowhere,
                 false => Room::Found(self.victims(&enough)),
             };
         }
         if search.started.is_none() {
             let wanted = (self.nodes.len() / SEED_PART).clamp(*SEEDS.start(), *SEEDS.end());
-            let seeds = coldest(&mut self.pools, &mut self.nodes, wanted);
-            let Some(&first) = seeds.first() else { return self.none_found() };
+            let seeds = coldest(&self.pools, &self.nodes, wanted);
+            let Some(&first) = seeds.first() else { return Room::Nowhere };
             search.started = Some((seeds.into_iter(), Scan::from(self.nodes[first].extent)));
         }
         let Some((seeds, scan)) = &mut search.started else { return Room::Unfinished };
         let (nodes, pools) = (&self.nodes, &self.pools);
-        let rank = |id: NodeId| pools[usize::from(nodes[id].pool)].policy.rank(nodes, id);
+        let rank = |id: NodeId| pools[usize::from(nodes[id].pool)].order.rank(nodes, id);
         let blocks = u64::from(search.blocks);
         let mut look =
             Search { extents: &self.extents, nodes, free, rank: &rank, blocks, steps: 0 };
@@ -117,11 +117,6 @@ impl EvictionIndex {
             Some(false) => Room::Nowhere,
             None => Room::Unfinished,
         }
-    }
-
-    /// A policy may find no chunk yet although it has some.
-    fn none_found(&self) -> Room {
-        if self.ordered() > 0 { Room::Unfinished } else { Room::Nowhere }
     }
 }
 

@@ -1,18 +1,18 @@
-//! Every policy against a model of it, by random steps.
+//! The order of every policy against a model of it, by random steps.
 
 mod models;
 mod purposes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use self::models::{Aged, Model, OneOrder, Queues};
-use super::lfu::Lfu;
-use super::lists::List;
-use super::s3fifo::{S3Fifo, SMALL_SHARE};
+use self::models::{Aged, Model, OneOrder};
+use super::order::Order;
 use super::*;
 use crate::base::block::Extent;
+use crate::config::Eviction;
 
 fn node(chunk: u32, blocks: u32, uses: u16) -> ChunkNode {
     let extent = Extent { file: 0, first_block: 0, blocks };
@@ -23,11 +23,13 @@ fn node(chunk: u32, blocks: u32, uses: u16) -> ChunkNode {
 enum Step {
     Insert {
         blocks: u32,
-        returns: bool,
-    },
-    Restore {
-        blocks: u32,
         uses: u16,
+    },
+    /// A key that was evicted comes back.
+    Learn {
+        was_used: bool,
+        used: u64,
+        unused: u64,
     },
     Touch {
         which: prop::sample::Index,
@@ -44,9 +46,9 @@ fn step() -> impl Strategy<Value = Step> {
     let uses = prop_oneof![3 => Just(0_u16), 3 => 1..5_u16, 1 => 120..135_u16, 1 => Just(u16::MAX)];
     let touch = (any::<prop::sample::Index>(), prop_oneof![9 => 1..3_usize, 1 => 100..300_usize]);
     prop_oneof![
-        8 => (blocks(), prop::bool::weighted(0.2))
-            .prop_map(|(blocks, returns)| Step::Insert { blocks, returns }),
-        3 => (blocks(), uses).prop_map(|(blocks, uses)| Step::Restore { blocks, uses }),
+        11 => (blocks(), uses).prop_map(|(blocks, uses)| Step::Insert { blocks, uses }),
+        3 => (any::<bool>(), 0..200_u64, 0..200_u64)
+            .prop_map(|(was_used, used, unused)| Step::Learn { was_used, used, unused }),
         8 => touch.prop_map(|(which, times)| Step::Touch { which, times }),
         1 => any::<prop::sample::Index>().prop_map(Step::Remove),
         3 => (0..5_usize).prop_map(Step::Evict),
@@ -59,16 +61,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step(), 1..120)
 }
 
-/// A policy, its model, and what both hold.
-struct Pair<'a, P> {
-    policy: P,
+/// An order, its model, and what both hold.
+struct Pair<'a> {
+    order: Order,
     model: &'a mut dyn Model,
     nodes: Nodes,
     held: BTreeMap<u32, (NodeId, u16)>,
     chunks: u32,
 }
 
-impl<P: Policy> Pair<'_, P> {
+impl Pair<'_> {
     fn add(&mut self, blocks: u32, uses: u16) -> NodeId {
         self.chunks += 1;
         let id = self.nodes.insert(node(self.chunks, blocks, uses));
@@ -83,7 +85,7 @@ impl<P: Policy> Pair<'_, P> {
 
     fn remove(&mut self, chunk: u32) {
         let (id, _) = self.held.remove(&chunk).unwrap();
-        self.policy.remove(&mut self.nodes, id);
+        self.order.remove(&mut self.nodes, id);
         self.model.remove(chunk);
         assert_eq!(self.nodes.remove(id).chunk().entry, chunk);
     }
@@ -92,7 +94,7 @@ impl<P: Policy> Pair<'_, P> {
         // What is there already stays there and does not count.
         let mut found: Vec<NodeId> = self.held.values().map(|(id, _)| *id).take(2).collect();
         let before = found.clone();
-        self.policy.coldest(&mut self.nodes, count, &mut found);
+        self.order.coldest(&self.nodes, count, &mut found);
         assert!(found.starts_with(&before));
         let chunks: Vec<u32> =
             found[before.len()..].iter().map(|id| self.nodes[*id].chunk().entry).collect();
@@ -103,22 +105,22 @@ impl<P: Policy> Pair<'_, P> {
 
     fn take(&mut self, step: &Step) {
         match step {
-            Step::Insert { blocks, returns } => {
-                let id = self.add(*blocks, 0);
-                self.policy.insert(&mut self.nodes, id, *returns);
-                self.model.insert(self.chunks, u64::from(*blocks), *returns);
-            }
-            Step::Restore { blocks, uses } => {
+            Step::Insert { blocks, uses } => {
                 let id = self.add(*blocks, *uses);
-                self.policy.restore(&mut self.nodes, id);
-                self.model.restore(self.chunks, u64::from(*blocks), u64::from(*uses));
+                self.order.insert(&mut self.nodes, id);
+                self.model.insert(self.chunks, u64::from(*uses));
+            }
+            Step::Learn { was_used, used, unused } => {
+                let ghosts = GhostCounts { used: *used, unused: *unused };
+                self.order.bonus.teach(*was_used, ghosts, self.held.len());
+                self.model.learn(*was_used, (*used, *unused), self.held.len());
             }
             Step::Touch { which, times } => {
                 let Some(chunk) = self.chosen(which) else { return };
                 let (id, uses) = self.held.get_mut(&chunk).unwrap();
                 for _ in 0..*times {
                     *uses = uses.saturating_add(1);
-                    self.policy.touch(&mut self.nodes, *id);
+                    self.order.touch(&mut self.nodes, *id);
                     self.model.touch(chunk);
                 }
             }
@@ -139,7 +141,8 @@ impl<P: Policy> Pair<'_, P> {
     }
 
     /// Every chunk is in one list, and what the lists say of themselves is so.
-    fn check(&self, lists: &[&List]) {
+    fn check(&self) {
+        let lists = &self.order.by_priority;
         let in_lists: Vec<NodeId> =
             lists.iter().flat_map(|list| list.checked(&self.nodes)).collect();
         let once: BTreeSet<NodeId> = in_lists.iter().copied().collect();
@@ -154,21 +157,17 @@ impl<P: Policy> Pair<'_, P> {
 }
 
 /// Takes all steps, then evicts one by one until nothing is left.
-fn compare<P: Policy>(
-    policy: P,
-    lists: impl Fn(&P) -> Vec<&List>,
-    model: &mut dyn Model,
-    steps: &[Step],
-) {
+fn compare(rule: Eviction, model: &mut dyn Model, steps: &[Step]) {
+    let order = Order::new(rule, Arc::default());
     let (nodes, held) = (Nodes::default(), BTreeMap::new());
-    let mut pair = Pair { policy, model, nodes, held, chunks: 0 };
+    let mut pair = Pair { order, model, nodes, held, chunks: 0 };
     for step in steps {
         pair.take(step);
-        pair.check(&lists(&pair.policy));
+        pair.check();
     }
     while !pair.held.is_empty() {
         pair.take(&Step::Evict(1));
-        pair.check(&lists(&pair.policy));
+        pair.check();
     }
 }
 
@@ -178,19 +177,17 @@ proptest! {
         for (rule, by_use, last_goes_first) in
             [(Eviction::Lru, true, false), (Eviction::Fifo, false, false), (Eviction::Mru, true, true)]
         {
-            let mut model = OneOrder::new(by_use, last_goes_first);
-            compare(Ordered::new(rule), |one| vec![&one.list], &mut model, &steps);
+            compare(rule, &mut OneOrder::new(by_use, last_goes_first), &steps);
         }
     }
 
     #[test]
     fn lfu_is_like_its_model(steps in steps()) {
-        compare(Lfu::new(), |lfu| lfu.by_priority.iter().collect(), &mut Aged::default(), &steps);
+        compare(Eviction::Lfu, &mut Aged::new(false), &steps);
     }
 
     #[test]
-    fn s3fifo_is_like_its_model(steps in steps()) {
-        let mut model = Queues::default();
-        compare(S3Fifo::new(SMALL_SHARE), |queues| vec![&queues.small, &queues.main], &mut model, &steps);
+    fn adaptive_is_like_its_model(steps in steps()) {
+        compare(Eviction::Adaptive, &mut Aged::new(true), &steps);
     }
 }

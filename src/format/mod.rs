@@ -1,5 +1,6 @@
 //! What is on disk: structures, names and sizes. Nothing here does I/O.
 
+pub(crate) mod ghost_record;
 pub(crate) mod header;
 pub(crate) mod membership;
 pub(crate) mod names;

@@ -23,6 +23,8 @@ pub(crate) const STATE_FREE: u8 = 0;
 pub(crate) const STATE_CHUNK: u8 = 1;
 /// A further part of a long key.
 pub(crate) const STATE_KEY_PART: u8 = 2;
+/// Ghosts: see [`GhostRecord`](super::ghost_record::GhostRecord).
+pub(crate) const STATE_GHOSTS: u8 = 3;
 
 const PAYLOAD_UNCHECKED: u8 = 0;
 const PAYLOAD_CRC64NVME: u8 = 1;
@@ -123,11 +125,12 @@ impl Record {
             && self.is_intact()
     }
 
-    /// Whether kvring does not write such a record: it is neither free, nor the whole record of a chunk or of a part of a key.
+    /// Whether kvring does not write such a record: it is neither free, nor the whole record of a chunk, of a part of a key, or of
+    /// ghosts.
     pub(crate) fn is_torn(&self) -> bool {
         match self.state {
             STATE_FREE => false,
-            STATE_KEY_PART => !self.is_intact(),
+            STATE_KEY_PART | STATE_GHOSTS => !self.is_intact(),
             _ => !self.is_sensible(),
         }
     }
@@ -231,7 +234,7 @@ mod tests {
     fn a_record_in_any_state_but_free_is_torn_unless_it_is_whole() {
         let in_state = |state| Record { state, length_bytes: 1, ..Record::zeroed() };
         for state in 0..=u8::MAX {
-            let is_known = [STATE_FREE, STATE_CHUNK, STATE_KEY_PART].contains(&state);
+            let is_known = state <= STATE_GHOSTS;
             assert_eq!(sealed(in_state(state)).is_torn(), !is_known, "{state}");
             assert_eq!(in_state(state).is_torn(), state != STATE_FREE, "{state}");
         }

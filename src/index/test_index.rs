@@ -34,7 +34,7 @@ pub(crate) fn open<S: Send>(config: &Config, quotas: &Quotas) -> (Index<S>, Box<
 pub(crate) fn opened<S: Send>(directory: &Path, set_up: impl FnOnce(&mut Config)) -> Index<S> {
     let mut config = Config::new(directory.to_str().unwrap(), 64 << 20).unwrap();
     set_up(&mut config);
-    open(&config, &Quotas::new(&config.quotas)).0
+    open(&config, &Quotas::new(&config.quotas, 1)).0
 }
 
 impl<S> Index<S> {

@@ -318,7 +318,7 @@ def test_usage_is_by_namespace(
     client.store({make_key(1, salt="tenant"): pattern(100, 1), "other": pattern(1, 1)})
     assert client.load(make_key(1), 5000) is not None
     client.connector.close()
-    document = json.loads(printed(capsys, "usage", store_directory, "--json"))
+    document = json.loads(printed(capsys, "usage", store_directory, "--json"))["namespaces"]
     model = make_key(0).partition("@")[0]
     assert next(iter(document)) == model
     assert (document[model]["keys"], document[model]["allocated_bytes"]) == (7, 7 * 8192)

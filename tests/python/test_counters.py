@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import MIB, REPOSITORY, Client, make_key, pattern
+from tests.python.conftest import MIB, REPOSITORY, Client, make_key, make_memory, pattern
 
 OPERATIONS = REPOSITORY / "docs" / "operations.md"
 CONTENT = pattern(MIB, 1)
@@ -44,6 +44,50 @@ def test_every_statistic_is_documented(client: Client) -> None:
         assert is_latency or f"`{name}`" in text, name
 
 
+def test_what_the_store_has_learnt_is_told(open_client: Callable[..., Client]) -> None:
+    """Chunks that were loaded, evicted and stored again teach it that those have more worth."""
+    client = open_client(32 * MIB, lease_s=0)
+    assert client.connector.stats()["eviction_bonus"] == 1
+    assert client.connector.stats()["admitted_share"] == 1
+    for number in range(48 * 4):
+        key = make_key(number % 48)
+        client.store({key: CONTENT})
+        client.get([key], [make_memory(MIB)])
+    stats = client.connector.stats()
+    assert stats["returned_keys"] > 48
+    assert stats["eviction_bonus"] == stats["admitted_share"] < 0.5
+
+
+@pytest.mark.parametrize("options", [{"admit": "always"}, {"eviction": "lru"}])
+def test_all_is_admitted_where_that_is_not_learnt(
+    open_client: Callable[..., Client], options: dict[str, str]
+) -> None:
+    client = open_client(32 * MIB, lease_s=0, **options)
+    for number in range(48 * 4):
+        key = make_key(number % 48)
+        client.store({key: CONTENT})
+        client.get([key], [make_memory(MIB)])
+    stats = client.connector.stats()
+    assert stats["eviction_bonus"] < 0.5
+    assert stats["admitted_share"] == 1
+    assert (stats["set_not_admitted"], stats["not_admitted_bytes"]) == (0, 0)
+
+
+def test_bytes_that_were_not_written_are_counted(open_client: Callable[..., Client]) -> None:
+    client = open_client(admit="second_use", write_budget="1GiB")
+    client.store({"key": CONTENT[:5000]})
+    assert client.connector.stats()["not_admitted_bytes"] == 5000
+    # An hour's worth is 42.7 MiB.
+    keys = [make_key(number) for number in range(50)]
+    for _ in range(2):
+        client.store(dict.fromkeys(keys, CONTENT))
+    stats = client.connector.stats()
+    assert stats["not_admitted_bytes"] == 5000 + 50 * MIB
+    assert stats["over_write_budget_bytes"] == stats["set_over_write_budget"] * MIB > 0
+    assert stats["over_write_budget_bytes"] + stats["written_bytes"] == 50 * MIB
+    assert [path["written_bytes"] for path in stats["paths"]] == [stats["written_bytes"]]
+
+
 def test_groups_merge_without_a_clash(client: Client) -> None:
     counters = client.connector.counters()
     names = Counter(name for group in counters.values() for name in group)
@@ -57,10 +101,11 @@ def test_groups_count_what_happens(open_client: Callable[..., Client]) -> None:
     client = open_client(32 * MIB, quotas={"small": "1MiB"})
     keys = [make_key(number) for number in range(40)]
     client.store(dict.fromkeys(keys, CONTENT))
-    client.store(dict.fromkeys(keys[-1:], CONTENT))
+    # The last key of a batch is stored first.
+    client.store(dict.fromkeys(keys[:1], CONTENT))
     assert not client.set(["small@0@0@0"], [pattern(2 * MIB, 1)]).ok
-    client.exists([*keys[-3:], "none"])
-    client.get([keys[-1], "none"], [bytearray(MIB), bytearray(1)])
+    client.exists([*keys[:3], "none"])
+    client.get([keys[0], "none"], [bytearray(MIB), bytearray(1)])
     groups = client.connector.counters()
     storage, writer, lookup = (groups[group] for group in GROUPS)
     stats = client.connector.stats()

@@ -72,6 +72,25 @@ def test_what_happens_is_counted(client: Client, store_directory: Path) -> None:
     assert value("kvring_recovered_records", store_directory, outcome="kept") == 0
 
 
+def test_what_admission_does_is_told(
+    open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client = open_client(admit="second_use", write_budget="1GiB")
+    chunks = {make_key(number): pattern(MIB, 1) for number in range(50)}
+    client.store(chunks)
+    assert value("kvring_unwritten_bytes_total", store_directory, reason="not_admitted") == 50 * MIB
+    assert value("kvring_returned_keys_total", store_directory) == 0
+    client.store(chunks)
+    # An hour's worth is 42.7 MiB.
+    written = value("kvring_transferred_bytes_total", store_directory, op="write")
+    spared = value("kvring_unwritten_bytes_total", store_directory, reason="over_write_budget")
+    assert 0 < spared == 50 * MIB - written
+    assert value("kvring_returned_keys_total", store_directory) == written / MIB
+    stats = client.connector.stats()
+    assert value("kvring_eviction_bonus", store_directory) == stats["eviction_bonus"] > 0
+    assert value("kvring_admitted_share", store_directory) == 1
+
+
 def test_histograms_are_histograms(client: Client, store_directory: Path) -> None:
     client.store({make_key(number): pattern(4096, number) for number in range(20)})
     (found,) = {

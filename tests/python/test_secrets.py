@@ -114,7 +114,7 @@ def test_programs_get_keys_as_they_are(
     assert sorted(json.loads(line)["key"] for line in lines) == sorted(keys)
     names = set(hostile_client.connector.usage())
     assert main(["usage", "--json", str(store_directory)]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == names
+    assert set(json.loads(capsys.readouterr().out)["namespaces"]) == names
     registry = CollectorRegistry()
     registry.register(collector)
     families = text_string_to_metric_families(generate_latest(registry).decode())

@@ -22,11 +22,12 @@ from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, bare_loop_device
 from tests.support.damage import damage
 
 # A key may be anything, and as long as this.
+# The last one of a batch is stored, and archived, first.
 CONTENTS = {
-    **{make_key(number): pattern(100_000, number) for number in range(12)},
-    **{make_key(number, "tenant"): pattern(4096 + number, number) for number in range(4)},
-    "é\n\x01=\\ \u4e2d": b"x",
     "long" + "é" * 2046: pattern(3 * MIB + 1, 5),
+    "é\n\x01=\\ \u4e2d": b"x",
+    **{make_key(number, "tenant"): pattern(4096 + number, number) for number in range(4)},
+    **{make_key(number): pattern(100_000, number) for number in range(12)},
 }
 
 
@@ -55,6 +56,29 @@ def test_what_is_exported_is_imported_into_any_layout(tmp_path: Path, layout: st
         client = Client(connector)
         for key, content in CONTENTS.items():
             assert client.load(key, len(content)) == content
+
+
+def test_a_store_that_refuses_most_new_keys_takes_all_that_is_imported(tmp_path: Path) -> None:
+    archive, target = archive_of(tmp_path), tmp_path / "target"
+    content = pattern(256 << 10, 0)
+    with kvring.Connector(target, "256MiB", lease_s=0, ttl="off") as connector:
+        client = Client(connector)
+        used = [make_key(key) for key in range(1000, 1100)]
+        others = [make_key(key) for key in range(10_000, 13_200)]
+        # Only chunks that were used come back after they were evicted.
+        client.store(dict.fromkeys(used, content))
+        connector.touch(used)
+        for first in range(0, len(others), 400):
+            client.store(dict.fromkeys(others[first : first + 400], content))
+        client.store(dict.fromkeys(used, content))
+        assert connector.stats()["admitted_share"] < 0.1
+        # Enough space for all of the archive, and yet over nine tenths are taken.
+        stored = client.exists(others)
+        held_others = [key for key, is_held in zip(others, stored, strict=True) if is_held]
+        client.delete(held_others[:50])
+    arguments = ["--capacity=256MiB", "--yes", "--input", str(archive)]
+    assert main(["import", str(target), *arguments]) == 0
+    assert held(target).items() >= CONTENTS.items()
 
 
 def test_through_a_pipe_into_a_device(tmp_path: Path) -> None:

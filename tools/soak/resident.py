@@ -29,7 +29,7 @@ _KEYS = 1500
 _LENGTHS = (100, 4096, 30_001, 65_536, 65_536, 300_001, _MIB)
 _LIFE_S = 0.6
 _BATCHES_UNDER_WAY = 6
-_POLICIES = ("lfu", "lru", "fifo", "mru", "s3fifo")
+_POLICIES = ("adaptive", "lfu", "lru", "fifo", "mru")
 
 
 def _length_of(number: int) -> int:

@@ -42,8 +42,10 @@ every_namespace = st.sampled_from(_NAMESPACES)
 _capacities = st.lists(st.sampled_from(CAPACITIES_MIB), min_size=3, max_size=3)
 every_option = st.fixed_dictionaries(
     {
+        # A store that is refused is no hit.
+        "admit": st.just("always"),
         "durability": st.sampled_from(["best_effort", "persistent"]),
-        "eviction": st.sampled_from(["lfu", "lru", "fifo", "mru", "s3fifo"]),
+        "eviction": st.sampled_from(["adaptive", "lfu", "lru", "fifo", "mru"]),
         "engine": st.sampled_from(["auto", "posix"]),
         "io_threads": st.sampled_from([1, 2, "auto"]),
         "lease_s": st.sampled_from([0, 10]),

@@ -5,6 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use crate::random::{Random, Zipf};
 use crate::trace::Trace;
 
+/// The same for the same number of requests: first those like traffic that is expected, then those made to be hard.
+pub(crate) fn all(requests: usize) -> Vec<Trace> {
+    [chat, rag, scan, one_off, shift, agentic, cycle, scan_and_return]
+        .map(|make| make(requests))
+        .into()
+}
+
 /// Gives out the numbers of chunks that nobody asked for before.
 #[derive(Default)]
 struct Fresh(u32);
@@ -14,6 +21,11 @@ impl Fresh {
         let first = self.0;
         self.0 += count as u32;
         (first..self.0).collect()
+    }
+
+    /// So many prompts of so many chunks.
+    fn prompts(&mut self, count: u64, chunks: u64) -> Vec<Vec<u32>> {
+        (0..count).map(|_| self.chunks(chunks)).collect()
     }
 }
 
@@ -78,7 +90,7 @@ impl Talk {
 }
 
 /// Multi-turn sessions over shared system prompts.
-pub(crate) fn chat(requests: usize) -> Trace {
+fn chat(requests: usize) -> Trace {
     let shape = Chat {
         tenants: 8,
         system: (4, 24),
@@ -88,33 +100,14 @@ pub(crate) fn chat(requests: usize) -> Trace {
         longest: 128,
         recent: 32,
     };
-    let about = format!("seed 1; {}", shape.about());
     let (mut random, mut fresh) = (Random::new(1), Fresh::default());
     let mut talk = Talk::new(shape, &mut random, &mut fresh);
     let requests = (0..requests).map(|_| talk.next(&mut random, &mut fresh)).collect();
-    Trace::new("chat", about, requests)
-}
-
-impl Chat {
-    fn about(&self) -> String {
-        format!(
-            "{} tenants (Zipf), system prompts of {} to {} chunks, {} sessions at a time, each turn adds {} to {} chunks and is \
-             the last with a chance of 1 in {} or past {} chunks; every second turn is of one of the {} sessions used last",
-            self.tenants,
-            self.system.0,
-            self.system.1,
-            self.sessions,
-            self.turn.0,
-            self.turn.1,
-            self.turns,
-            self.longest,
-            self.recent,
-        )
-    }
+    Trace::new("chat", "made", requests)
 }
 
 /// Questions about documents, which are asked once each.
-pub(crate) fn rag(requests: usize) -> Trace {
+fn rag(requests: usize) -> Trace {
     const SYSTEM: u64 = 4;
     const DOCUMENTS: u64 = 2000;
     const LENGTH: (u64, u64) = (8, 40);
@@ -122,12 +115,6 @@ pub(crate) fn rag(requests: usize) -> Trace {
     const QUESTION: (u64, u64) = (1, 2);
     const SWAP_EVERY: usize = 1000;
     const SWAPS: usize = 100;
-    let about = format!(
-        "seed 2; a system prompt of {SYSTEM} chunks, then one of {DOCUMENTS} documents (Zipf) of {} to {} chunks, once in \
-         {SECOND_ONCE_IN} times a second one after it, then a question of {} to {} chunks that nobody asks again; every \
-         {SWAP_EVERY} requests {SWAPS} pairs of documents change places in popularity",
-        LENGTH.0, LENGTH.1, QUESTION.0, QUESTION.1,
-    );
     let (mut random, mut fresh) = (Random::new(2), Fresh::default());
     let system = fresh.chunks(SYSTEM);
     let popularity = Zipf::new(DOCUMENTS);
@@ -153,11 +140,11 @@ pub(crate) fn rag(requests: usize) -> Trace {
         prompt
     };
     let requests = (0..requests).map(&mut request).collect();
-    Trace::new("rag", about, requests)
+    Trace::new("rag", "made", requests)
 }
 
 /// A batch job over long documents, each read once, beside people who talk.
-pub(crate) fn scan(requests: usize) -> Trace {
+fn scan(requests: usize) -> Trace {
     const INSTRUCTION: u64 = 4;
     const BATCH_ONCE_IN: u64 = 8;
     const LENGTH: (u64, u64) = (64, 200);
@@ -170,13 +157,6 @@ pub(crate) fn scan(requests: usize) -> Trace {
         longest: 128,
         recent: 16,
     };
-    let about = format!(
-        "seed 3; one request in {BATCH_ONCE_IN} is of a batch job: its instruction of {INSTRUCTION} chunks and a document of \
-         {} to {} chunks that is read once; the others are chat: {}",
-        LENGTH.0,
-        LENGTH.1,
-        shape.about(),
-    );
     let (mut random, mut fresh) = (Random::new(3), Fresh::default());
     let instruction = fresh.chunks(INSTRUCTION);
     let mut talk = Talk::new(shape, &mut random, &mut fresh);
@@ -185,5 +165,60 @@ pub(crate) fn scan(requests: usize) -> Trace {
         false => talk.next(&mut random, &mut fresh),
     };
     let requests = (0..requests).map(&mut request).collect();
-    Trace::new("scan", about, requests)
+    Trace::new("scan", "made", requests)
+}
+
+/// Prompts of 100,000 tokens that come once, among small ones with shared prefixes.
+pub(crate) fn one_off(requests: usize) -> Trace {
+    let (mut random, mut fresh) = (Random::new(11), Fresh::default());
+    let (prefixes, popularity) = (fresh.prompts(200, 8), Zipf::new(200));
+    let mut request = |_| match random.once_in(10) {
+        true => fresh.chunks(390),
+        false => [prefixes[popularity.rank(&mut random)].clone(), fresh.chunks(2)].concat(),
+    };
+    Trace::new("one-off", "adversarial", (0..requests).map(&mut request).collect())
+}
+
+/// Four times other documents are popular.
+fn shift(requests: usize) -> Trace {
+    let mut random = Random::new(12);
+    let (documents, popularity) = (Fresh::default().prompts(2000, 10), Zipf::new(500));
+    let request = |number: usize| {
+        documents[4 * number / requests * 500 + popularity.rank(&mut random)].clone()
+    };
+    Trace::new("shift", "adversarial", (0..requests).map(request).collect())
+}
+
+/// Long sessions with many short turns.
+fn agentic(requests: usize) -> Trace {
+    let (mut random, mut fresh) = (Random::new(13), Fresh::default());
+    let mut sessions = fresh.prompts(60, 20);
+    let request = |_| {
+        let session = &mut sessions[random.below(60) as usize];
+        session.extend(fresh.chunks(random.within((1, 4))));
+        let prompt = session.clone();
+        if prompt.len() > 300 {
+            *session = fresh.chunks(20);
+        }
+        prompt
+    };
+    Trace::new("agentic", "adversarial", (0..requests).map(request).collect())
+}
+
+/// The same documents over and over again, more than the cache has room for.
+fn cycle(requests: usize) -> Trace {
+    let documents = Fresh::default().prompts(500, 20);
+    let prompts = documents.into_iter().cycle().take(requests).collect();
+    Trace::new("cycle", "adversarial", prompts)
+}
+
+/// Popular documents, of which nobody asks while long ones are read once.
+fn scan_and_return(requests: usize) -> Trace {
+    let (mut random, mut fresh) = (Random::new(14), Fresh::default());
+    let (documents, popularity) = (fresh.prompts(500, 10), Zipf::new(500));
+    let request = |number: usize| match 8 * number / requests % 2 {
+        0 => documents[popularity.rank(&mut random)].clone(),
+        _ => fresh.chunks(20),
+    };
+    Trace::new("return", "adversarial", (0..requests).map(request).collect())
 }

@@ -1,11 +1,14 @@
-//! Hit ratios of the eviction policies: traces before caches of several sizes. Counts only, as JSON on standard output; the
-//! same arguments give the same bytes. `make eviction` runs it and writes a table of what it says.
+//! Prefix hits of the eviction policies: traces before caches of several sizes. Counts only, as JSON on standard output; the
+//! same arguments give the same bytes. `make eviction` runs it and writes tables of what it says.
 //!
 //! `cargo run --release --features bench --example eviction_simulator -- --requests 12000 --trace NAME=FILE`
 
 mod cache;
 mod generate;
+mod level;
+mod min;
 mod random;
+mod replay;
 mod trace;
 
 use std::path::PathBuf;
@@ -13,16 +16,16 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cache::{Found, Order, Outcome, Setting, Variant, room_blocks, simulate};
+use cache::{Outcome, Policy, Setting};
 use clap::Parser;
 use kvring::Eviction;
-use trace::{Sizes, Trace};
+use trace::Trace;
 
-/// A cache has one block of so many that the trace has.
-const FRACTIONS: [u64; 5] = [32, 16, 8, 4, 2];
+/// A cache has room for one chunk of so many that the trace has.
+const FRACTIONS: [usize; 5] = [32, 16, 8, 4, 2];
 
-/// Small queues of S3-FIFO have one block of so many.
-const SMALL_SHARES: [u64; 5] = [20, 10, 5, 4, 2];
+/// And so has the cache in memory above it, if there is one.
+const MEMORIES: [Option<usize>; 3] = [None, Some(64), Some(16)];
 
 /// Plays traces to caches and prints what they found, as JSON.
 #[derive(Parser)]
@@ -33,6 +36,9 @@ struct Arguments {
     /// A trace from a file with a line for each request: the numbers of its chunks, with spaces between them.
     #[arg(long = "trace", value_name = "NAME=FILE", value_parser = parse_named)]
     traces: Vec<(String, PathBuf)>,
+    /// Plays one-off prompts among small shared prefixes to a store in this new directory, and to a simulated one; no other trace.
+    #[arg(long, value_name = "DIRECTORY")]
+    replay: Option<PathBuf>,
 }
 
 fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
@@ -43,11 +49,28 @@ fn parse_named(text: &str) -> Result<(String, PathBuf), String> {
 /// A cache before a trace.
 struct Cell<'a> {
     trace: &'a Trace,
+    fraction: usize,
+    memory: Option<usize>,
     setting: Setting,
+}
+
+impl Cell<'_> {
+    fn simulate(&self) -> Outcome {
+        match self.setting.policy {
+            Policy::Min => min::simulate(self.trace, self.setting),
+            _ => cache::simulate(self.trace, self.setting, cache::coins()),
+        }
+    }
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(directory) = &arguments.replay {
+        let (store, simulated) = replay::replay(&generate::one_off(arguments.requests), directory);
+        let told = |one: Outcome| format!("{:?}", one.quarters);
+        println!("{{\"store\": {}, \"simulated\": {}}}", told(store), told(simulated));
+        return ExitCode::SUCCESS;
+    }
     let mut traces = Vec::new();
     for (name, path) in &arguments.traces {
         match Trace::read(name, path) {
@@ -58,8 +81,7 @@ fn main() -> ExitCode {
             }
         }
     }
-    let generators = [generate::chat, generate::rag, generate::scan];
-    traces.extend(generators.iter().map(|generate| generate(arguments.requests)));
+    traces.extend(generate::all(arguments.requests));
     let cells: Vec<Cell<'_>> = traces.iter().flat_map(cells).collect();
     let outcomes = in_parallel(&cells);
     let described: Vec<String> = traces.iter().map(trace_json).collect();
@@ -73,33 +95,19 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Every policy in either order and behind memory, and variants of S3-FIFO.
 fn cells(trace: &Trace) -> Vec<Cell<'_>> {
+    let policies = Eviction::ALL.map(Policy::Evict).into_iter().chain([Policy::Admit, Policy::Min]);
     let mut cells = Vec::new();
-    for sizes in Sizes::ALL {
+    for memory in MEMORIES {
         for fraction in FRACTIONS {
-            let (order, variant) = (Order::Forward, Variant::None);
-            let plain = |eviction| Setting {
-                eviction,
-                sizes,
-                fraction,
-                order,
-                variant,
-                behind_memory: false,
-            };
-            for setting in Eviction::ALL.map(plain) {
-                let backward = Setting { order: Order::Backward, ..setting };
-                let behind_memory = Setting { behind_memory: true, ..setting };
-                cells.extend([setting, backward, behind_memory]);
-            }
-            let small_queues = SMALL_SHARES.map(Variant::SmallQueue);
-            for variant in [Variant::WithoutGhost].into_iter().chain(small_queues) {
-                let setting = Setting { variant, ..plain(Eviction::S3Fifo) };
-                cells.extend([setting, Setting { behind_memory: true, ..setting }]);
-            }
+            let (room, memory_room) =
+                (trace.room(fraction), memory.map(|memory| trace.room(memory)));
+            let setting = |policy| Setting { policy, room, memory: memory_room };
+            let cell = |policy| Cell { trace, fraction, memory, setting: setting(policy) };
+            cells.extend(policies.clone().map(cell));
         }
     }
-    cells.into_iter().map(|setting| Cell { trace, setting }).collect()
+    cells
 }
 
 /// Simulates all cells, on all processors.
@@ -108,7 +116,7 @@ fn in_parallel(cells: &[Cell<'_>]) -> Vec<Outcome> {
     let work = || {
         let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
         let taken = numbers.map_while(|number| cells.get(number).map(|cell| (number, cell)));
-        taken.map(|(number, cell)| (number, simulate(cell.trace, cell.setting))).collect::<Vec<_>>()
+        taken.map(|(number, cell)| (number, cell.simulate())).collect::<Vec<_>>()
     };
     let mut done: Vec<(usize, Outcome)> = thread::scope(|scope| {
         let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -120,41 +128,27 @@ fn in_parallel(cells: &[Cell<'_>]) -> Vec<Outcome> {
 }
 
 fn trace_json(trace: &Trace) -> String {
-    let footprint = |sizes| trace.footprint_blocks(sizes);
     format!(
-        "{{\"name\": \"{}\", \"about\": \"{}\", \"requests\": {}, \"lookups\": {}, \"chunks\": {}, \
-         \"footprint_blocks\": {{\"one\": {}, \"eight\": {}}}}}",
+        "{{\"name\": \"{}\", \"set\": \"{}\", \"requests\": {}, \"lookups\": {}, \"chunks\": {}}}",
         trace.name,
-        trace.about,
+        trace.set,
         trace.requests.len(),
         trace.lookups(),
         trace.chunks,
-        footprint(Sizes::One),
-        footprint(Sizes::Eight),
     )
 }
 
 fn cell_json(cell: &Cell<'_>, outcome: Outcome) -> String {
-    let Cell { trace, setting } = cell;
+    let Cell { trace, setting, fraction, memory } = cell;
     format!(
-        "{{\"trace\": \"{}\", \"sizes\": \"{}\", \"fraction\": {}, \"policy\": \"{}\", \"order\": \"{}\", \"variant\": \"{}\", \
-         \"behind_memory\": {}, \"room_blocks\": {}, \"chunks\": {}, \"blocks\": {}, \"stores\": {}, \"returns\": {}}}",
+        "{{\"trace\": \"{}\", \"memory\": {}, \"fraction\": {}, \"policy\": \"{}\", \"prefix_hits\": {}, \
+         \"stores\": {}, \"bonus\": {}}}",
         trace.name,
-        setting.sizes.name(),
-        setting.fraction,
-        setting.eviction.name(),
-        setting.order.name(),
-        setting.variant.name(),
-        setting.behind_memory,
-        room_blocks(trace, *setting),
-        found_json(outcome.chunks),
-        found_json(outcome.blocks),
+        memory.map_or_else(|| "null".to_owned(), |fraction| fraction.to_string()),
+        fraction,
+        setting.policy.name(),
+        outcome.prefix_hits,
         outcome.stores,
-        outcome.returns,
+        outcome.bonus,
     )
-}
-
-fn found_json(found: Found) -> String {
-    let Found { lookups, hits, prefix_hits } = found;
-    format!("{{\"lookups\": {lookups}, \"hits\": {hits}, \"prefix_hits\": {prefix_hits}}}")
 }

@@ -4,43 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
-use kvring::BLOCK_BYTES;
-
-use crate::random::mix;
-
-/// How long chunks are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sizes {
-    /// All have 1 MiB, as those of one model do.
-    One,
-    /// 64 KiB to 8 MiB, each power of two for an eighth of the chunks.
-    Eight,
-}
-
-impl Sizes {
-    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Eight];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::One => "one",
-            Self::Eight => "eight",
-        }
-    }
-
-    /// Length of a chunk in blocks.
-    pub(crate) fn blocks(self, chunk: u32) -> u32 {
-        let bytes = match self {
-            Self::One => 1 << 20,
-            Self::Eight => 1 << (16 + mix(u64::from(chunk) + 1) % 8),
-        };
-        (bytes / BLOCK_BYTES) as u32
-    }
-}
-
 /// A trace. Chunks are numbered from 0 on.
 pub(crate) struct Trace {
     pub(crate) name: String,
-    pub(crate) about: String,
+    /// Of which traces it is one: public, made, or adversarial ones.
+    pub(crate) set: &'static str,
     pub(crate) requests: Vec<Vec<u32>>,
     /// Different chunks.
     pub(crate) chunks: u32,
@@ -48,13 +16,13 @@ pub(crate) struct Trace {
 
 impl Trace {
     /// Chunks are numbered anew, in the order in which they come.
-    pub(crate) fn new(name: &str, about: String, mut requests: Vec<Vec<u32>>) -> Self {
+    pub(crate) fn new(name: &str, set: &'static str, mut requests: Vec<Vec<u32>>) -> Self {
         let mut numbers = HashMap::new();
         for chunk in requests.iter_mut().flatten() {
             let next = numbers.len() as u32;
             *chunk = *numbers.entry(*chunk).or_insert(next);
         }
-        Self { name: name.to_owned(), about, requests, chunks: numbers.len() as u32 }
+        Self { name: name.to_owned(), set, requests, chunks: numbers.len() as u32 }
     }
 
     /// Reads a file with a line for each request: the numbers of its chunks, with spaces between them.
@@ -63,16 +31,16 @@ impl Trace {
         let chunk = |word: &str| word.parse::<u32>().map_err(io::Error::other);
         let request = |line: &str| line.split_whitespace().map(chunk).collect();
         let requests = text.lines().map(request).collect::<io::Result<_>>()?;
-        Ok(Self::new(name, String::new(), requests))
+        Ok(Self::new(name, "public", requests))
     }
 
     /// Chunks of all requests.
-    pub(crate) fn lookups(&self) -> u64 {
-        self.requests.iter().map(|request| request.len() as u64).sum()
+    pub(crate) fn lookups(&self) -> usize {
+        self.requests.iter().map(Vec::len).sum()
     }
 
-    /// Blocks of all chunks.
-    pub(crate) fn footprint_blocks(&self, sizes: Sizes) -> u64 {
-        (0..self.chunks).map(|chunk| u64::from(sizes.blocks(chunk))).sum()
+    /// Chunks of a cache that has room for one of so many, but at least for one.
+    pub(crate) fn room(&self, fraction: usize) -> usize {
+        (self.chunks as usize / fraction).max(1)
     }
 }

@@ -199,6 +199,7 @@ def _options(arguments: _Arguments) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         "capacity": capacity_of_each(paths, arguments["capacities"]),
         "ttl": "off",
+        "admit": "always",
         **({} if layout is None else {"layout": layout}),
     }
     if index_path is not None:

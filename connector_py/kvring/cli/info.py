@@ -1,4 +1,4 @@
-"""`kvring info` and `kvring usage`: what a store is, and who takes its space."""
+"""`kvring info` and `kvring usage`: what a store is, who takes its space, what it writes."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from kvring._native import StoredChunks
-from kvring.cli.output import console, grid, print_json, size_text, table
+from kvring.cli.endurance import dwpd_option, print_writes, writes_of
+from kvring.cli.failure import Failure
+from kvring.cli.output import console, grid, print_json, printable, size_text, table
 from kvring.cli.parameters import json_option
 from kvring.cli.stores import chunks_of, store_arguments
 
@@ -48,20 +50,39 @@ def info(path: Path, index_path: Path | None, as_json: bool) -> int:
     return 0
 
 
-@click.command(epilog=_EPILOG, short_help="Tell what each model and tenant takes.")
+@click.command(
+    epilog=_EPILOG, short_help="Tell what each model and tenant takes, and how drives wear."
+)
 @store_arguments
+@dwpd_option
 @json_option
-def usage(path: Path, index_path: Path | None, as_json: bool) -> int:
+def usage(path: Path, index_path: Path | None, dwpd: float, as_json: bool) -> int:
     """Tell what each namespace of the store at PATH takes: a model, or model@salt.
 
     Its index is read without a lock, so that the owner may be at work meanwhile.
+
+    The owner of an open store is also asked what was written to each drive of the store since the
+    open, and what admit and write_budget have spared it. A drive lasts until its size times --dwpd
+    times 365 days times 5 years is written at this rate. Its size is that of the block device below
+    the path (of a partition, that of the whole drive), or else of the file system. Bytes written
+    are those of chunks: index, file system and other programs come on top.
     """
     with chunks_of(path, index_path) as chunks:
         namespaces = _by_namespace(chunks)
+        writes, why_not = None, None
+        try:
+            writes = writes_of(path, index_path, dwpd)
+        except Failure as failure:
+            # The rest is worth being told.
+            why_not = " ".join(failure.sentences)
         if as_json:
-            print_json(namespaces)
+            print_json({"namespaces": namespaces, "writes": writes, "writes_unknown": why_not})
         else:
             _print_usage(namespaces)
+            if writes is not None:
+                print_writes(writes)
+            else:
+                click.echo(printable(f"writes are not known: {why_not}"))
     return 0
 
 

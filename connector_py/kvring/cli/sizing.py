@@ -47,8 +47,12 @@ def size(
     """Tell what hit ratio which capacity would bring.
 
     Of the open store at PATH it is what lookups have found since it was opened, and what they would
-    have found with 1.5 times and twice the capacity: it remembers the keys that it has evicted. Of
-    a trace it is what any capacity would have found, if that was used last goes last (LRU), and
+    have found with 1.5 times and twice the capacity: it remembers the keys that it has evicted, in
+    the order of its own eviction. A key that was not admitted (admit, write_budget) is missed with
+    each capacity, and takes up memory of evicted ones. With admit = adaptive a larger store admits
+    more: then the estimates are low.
+
+    Of a trace it is what any capacity would have found, if what was used last goes last (LRU), and
     only what is found from the beginning of a request counts.
     """
     if (path is None) == (trace is None):
@@ -77,6 +81,7 @@ def _of_store(stats: dict[str, Any]) -> dict[str, Any]:
     return {
         "lookups": lookups,
         "evicted": stats["evicted"],
+        "not_admitted": stats["set_not_admitted"] + stats["set_over_write_budget"],
         "capacities": [
             {
                 "capacity_bytes": round(times * capacity_bytes),
@@ -184,3 +189,5 @@ def _print(found: dict[str, Any]) -> None:
     console().print(shown)
     if found.get("evicted") == 0:
         click.echo("nothing was evicted: a larger disk brings nothing yet")
+    if not_admitted := found.get("not_admitted"):
+        click.echo(f"{not_admitted:,} stores were not admitted: larger disks may bring more")

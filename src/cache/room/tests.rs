@@ -61,7 +61,7 @@ impl Still {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().to_str().unwrap(), CAPACITY).unwrap();
         set_up(&mut config);
-        let quotas = Quotas::new(&config.quotas);
+        let quotas = Quotas::new(&config.quotas, 1);
         Self::at(directory, config, &quotas)
     }
 
@@ -119,6 +119,7 @@ impl Still {
             digest,
             key: Arc::clone(&key),
             namespace: Namespace::of(&key).fingerprint(),
+            submitted_ms: 0,
             variant: 0,
             submitted: Instant::now(),
             share: Arc::new(share),

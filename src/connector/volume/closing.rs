@@ -121,7 +121,10 @@ fn release(shared: &ReactorGroup, orderly: bool) -> bool {
         store.sync()?;
         index.sync()?;
         index.write_session(shared.cache.config.clock.now_ms(), true)?;
-        index.sync()
+        index.sync()?;
+        // Only hints: the shutdown is noted without them.
+        index.save_ghosts();
+        Ok(())
     };
     let noted =
         if orderly { note() } else { Err(io::Error::other("not all was done that was asked for")) };

@@ -53,7 +53,7 @@ impl VolumeContext {
         let write_budget = WriteBudget::new(config.write_budget_bytes, Instant::now());
         Self {
             completions: Arc::clone(completions),
-            quotas: Quotas::new(&config.quotas),
+            quotas: Quotas::new(&config.quotas, config.paths.len()),
             write_budget: Arc::new(write_budget),
         }
     }

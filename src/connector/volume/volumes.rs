@@ -210,8 +210,10 @@ impl Volumes {
         self.all.iter().map(|_| Vec::with_capacity(expected)).collect()
     }
 
-    pub(crate) fn push(&self, operations: Vec<Vec<Operation>>) {
-        for (volume, operations) in self.all.iter().zip(operations) {
+    /// Hands the operations of a batch to the volumes, the last ones first.
+    pub(crate) fn push_reversed(&self, operations: Vec<Vec<Operation>>) {
+        for (volume, mut operations) in self.all.iter().zip(operations) {
+            operations.reverse();
             volume.shared.push(operations);
         }
     }

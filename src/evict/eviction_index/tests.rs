@@ -6,7 +6,7 @@ mod model;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use self::model::{Model, blocks_of, coldest};
+use self::model::{Model, blocks_of};
 use super::*;
 use crate::evict::{Room, RoomSearch};
 use crate::key::Namespace;
@@ -18,8 +18,8 @@ const QUOTAS: [(&str, u64); 2] = [("small", 30), ("tiny", 6)];
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A chunk of so many blocks, of this namespace. `returns`: it was evicted not long ago.
-    Enter(u32, usize, bool),
+    /// A chunk of so many blocks, of this namespace, with so many uses.
+    Enter(u32, usize, u16),
     Touch(Index),
     /// It must stay until this second, or for good.
     Exclude(Index, Option<u32>),
@@ -28,8 +28,9 @@ enum Step {
     /// The clock goes on.
     Pass(u32),
     Leave(Index),
-    /// It is evicted, and remembered.
-    Evict(Index),
+    /// It is evicted, and remembered as used or not.
+    Evict(Index, bool),
+    /// Another one of its pool learns from it before.
     Forget(Index),
     /// Room in the quota is taken, and given back a while later.
     Reserve(u32, usize),
@@ -42,14 +43,14 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let which = any::<Index>;
     let step = prop_oneof![
-        8 => (1_u32..8, 0..NAMES.len(), any::<bool>())
-            .prop_map(|(blocks, name, returns)| Step::Enter(blocks, name, returns)),
+        8 => (1_u32..8, 0..NAMES.len(), 0_u16..4)
+            .prop_map(|(blocks, name, uses)| Step::Enter(blocks, name, uses)),
         4 => which().prop_map(Step::Touch),
         4 => (which(), prop::option::of(0_u32..20)).prop_map(|(which, until_s)| Step::Exclude(which, until_s)),
         2 => (which(), 0_u32..20).prop_map(|(which, until_s)| Step::Release(which, until_s)),
         2 => (1_u32..5).prop_map(Step::Pass),
         2 => which().prop_map(Step::Leave),
-        2 => which().prop_map(Step::Evict),
+        2 => (which(), any::<bool>()).prop_map(|(which, was_used)| Step::Evict(which, was_used)),
         1 => which().prop_map(Step::Forget),
         4 => (1_u32..8, 2..NAMES.len()).prop_map(|(blocks, name)| Step::Reserve(blocks, name)),
         3 => which().prop_map(Step::GiveBack),
@@ -73,7 +74,9 @@ proptest! {
         for held in model.held.clone() {
             model.leave(held);
         }
-        model.remembered.drain(..).for_each(|id| model.eviction_index.forget(id, 1));
+        for (namespace, was_used) in model.remembered.clone() {
+            model.forget(namespace, was_used);
+        }
         model.reserved.drain(..).for_each(|(_, pool, blocks)| model.eviction_index.release_quota(pool, blocks));
         model.check();
         let names: Vec<String> = model.eviction_index.usage().into_iter().map(|(name, _)| name).collect();
@@ -98,7 +101,7 @@ fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
         let extent = Extent { file: 0, first_block: number, blocks: 1 };
         let chunk = ChunkRef { shard: 0, entry: number };
         let namespace = (fingerprint, || "model".to_owned());
-        let (node, _) = eviction_index.enter(chunk, extent, namespace, false);
+        let (node, _) = eviction_index.enter(chunk, extent, namespace, 0);
         (0..3).for_each(|_| eviction_index.touch(node));
     }
     eviction_index
@@ -109,12 +112,12 @@ fn many_used(eviction: Eviction, count: u32, quotas: &Quotas) -> EvictionIndex {
 fn what_comes_back_in_two_pools_is_told() {
     let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
     for names in [&NAMES[2..3], &NAMES[2..]] {
-        let mut eviction_index = EvictionIndex::new(Eviction::Lru, &Quotas::new(&quotas));
+        let mut eviction_index = EvictionIndex::new(Eviction::Lru, &Quotas::new(&quotas, 1));
         for (number, name) in (0..).zip(names) {
             let extent = Extent { file: 0, first_block: number, blocks: 1 };
             let namespace = (Namespace::called(name).fingerprint(), || (*name).to_owned());
             let chunk = ChunkRef { shard: 0, entry: number };
-            let (node, _) = eviction_index.enter(chunk, extent, namespace, false);
+            let (node, _) = eviction_index.enter(chunk, extent, namespace, 0);
             eviction_index.exclude(node, 5);
         }
         assert!(!eviction_index.reinsert(4));

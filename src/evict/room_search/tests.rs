@@ -17,7 +17,7 @@ fn chunks(count: u32) -> (EvictionIndex, Vec<NodeId>) {
     let enter = |number: u32| {
         let chunk = ChunkRef { shard: 0, entry: number };
         let namespace = (Namespace::called("model").fingerprint(), || "model".to_owned());
-        all.enter(chunk, Extent { file: 0, first_block: number, blocks: 1 }, namespace, false).0
+        all.enter(chunk, Extent { file: 0, first_block: number, blocks: 1 }, namespace, 0).0
     };
     let nodes = (0..count).map(enter).collect();
     (all, nodes)

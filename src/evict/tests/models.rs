@@ -2,8 +2,8 @@
 
 /// A policy over chunks that the test numbers.
 pub(super) trait Model {
-    fn insert(&mut self, chunk: u32, blocks: u64, returns: bool);
-    fn restore(&mut self, chunk: u32, blocks: u64, uses: u64);
+    fn insert(&mut self, chunk: u32, uses: u64);
+    fn learn(&mut self, _was_used: bool, _ghosts: (u64, u64), _held: usize) {}
     fn touch(&mut self, chunk: u32);
     fn remove(&mut self, chunk: u32);
     /// Up to `count` chunks in the order in which they would go.
@@ -24,11 +24,7 @@ impl OneOrder {
 }
 
 impl Model for OneOrder {
-    fn insert(&mut self, chunk: u32, _blocks: u64, _returns: bool) {
-        self.chunks.push(chunk);
-    }
-
-    fn restore(&mut self, chunk: u32, _blocks: u64, _uses: u64) {
+    fn insert(&mut self, chunk: u32, _uses: u64) {
         self.chunks.push(chunk);
     }
 
@@ -61,18 +57,28 @@ struct Counted {
     time: u64,
 }
 
-/// LFU with ageing.
-#[derive(Default)]
+/// LFU with ageing, or the adaptive rule, in eighths of a level.
 pub(super) struct Aged {
+    is_adaptive: bool,
+    bonus: f32,
     chunks: Vec<Counted>,
     age: u64,
     time: u64,
 }
 
 impl Aged {
+    pub(super) fn new(is_adaptive: bool) -> Self {
+        Self { is_adaptive, bonus: 1.0, chunks: Vec::new(), age: 0, time: 0 }
+    }
+
     fn add(&mut self, chunk: u32, uses: u64) {
         self.time += 1;
-        let (priority, time) = (self.age + 1 + uses.min(126), self.time);
+        let above = match (self.is_adaptive, uses) {
+            (false, _) => 1 + uses.min(126),
+            (true, 0) => (8.0 * self.bonus).round() as u64,
+            (true, _) => (8.0 + 8.0 * (uses.min(65_535) as f64 + 1.0).log2()).round() as u64,
+        };
+        let (priority, time) = (self.age + above, self.time);
         self.chunks.push(Counted { chunk, uses, priority, time });
     }
 
@@ -83,12 +89,15 @@ impl Aged {
 }
 
 impl Model for Aged {
-    fn insert(&mut self, chunk: u32, _blocks: u64, _returns: bool) {
-        self.add(chunk, 0);
+    fn insert(&mut self, chunk: u32, uses: u64) {
+        self.add(chunk, uses);
     }
 
-    fn restore(&mut self, chunk: u32, _blocks: u64, uses: u64) {
-        self.add(chunk, uses);
+    fn learn(&mut self, was_used: bool, (used, unused): (u64, u64), held: usize) {
+        let (used, unused) = (used.max(1) as f32, unused.max(1) as f32);
+        let (rarer, sign) = if was_used { (unused / used, -1.0) } else { (used / unused, 1.0) };
+        let step = 1.0 / held.max(1) as f32 * rarer.clamp(1.0, 50.0);
+        self.bonus = (self.bonus + sign * step).clamp(1.0 / 32.0, 3.0);
     }
 
     fn touch(&mut self, chunk: u32) {
@@ -106,85 +115,5 @@ impl Model for Aged {
     fn coldest(&mut self, count: usize) -> Vec<u32> {
         self.chunks.sort_by_key(|one| (one.priority, one.time));
         self.chunks.iter().take(count).map(|one| one.chunk).collect()
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Queued {
-    chunk: u32,
-    blocks: u64,
-    chances: u64,
-}
-
-/// S3-FIFO. It evicts in earnest, and puts back what it was only asked about.
-#[derive(Default)]
-pub(super) struct Queues {
-    small: Vec<Queued>,
-    main: Vec<Queued>,
-}
-
-impl Queues {
-    fn small_is_over_a_tenth(&self) -> bool {
-        let blocks = |queue: &[Queued]| queue.iter().map(|one| one.blocks).sum::<u64>();
-        10 * blocks(&self.small) > blocks(&self.small) + blocks(&self.main)
-    }
-
-    /// Evicts one, and says whether from the small queue.
-    fn evict(&mut self) -> Option<(bool, Queued)> {
-        loop {
-            if !self.small.is_empty() && (self.main.is_empty() || self.small_is_over_a_tenth()) {
-                let first = self.small.remove(0);
-                if first.chances == 0 {
-                    return Some((true, first));
-                }
-                self.main.push(Queued { chances: 0, ..first });
-            } else if !self.main.is_empty() {
-                let first = self.main.remove(0);
-                if first.chances == 0 {
-                    return Some((false, first));
-                }
-                self.main.push(Queued { chances: first.chances - 1, ..first });
-            } else {
-                return None;
-            }
-        }
-    }
-}
-
-impl Model for Queues {
-    fn insert(&mut self, chunk: u32, blocks: u64, returns: bool) {
-        let queue = if returns { &mut self.main } else { &mut self.small };
-        queue.push(Queued { chunk, blocks, chances: 0 });
-    }
-
-    fn restore(&mut self, chunk: u32, blocks: u64, uses: u64) {
-        let queue = if uses > 0 { &mut self.main } else { &mut self.small };
-        queue.push(Queued { chunk, blocks, chances: uses.min(3) });
-        while self.small.len() > 1 && self.small_is_over_a_tenth() {
-            let first = self.small.remove(0);
-            self.main.push(first);
-        }
-    }
-
-    fn touch(&mut self, chunk: u32) {
-        for one in self.small.iter_mut().chain(&mut self.main) {
-            if one.chunk == chunk {
-                one.chances = (one.chances + 1).min(3);
-            }
-        }
-    }
-
-    fn remove(&mut self, chunk: u32) {
-        self.small.retain(|one| one.chunk != chunk);
-        self.main.retain(|one| one.chunk != chunk);
-    }
-
-    fn coldest(&mut self, count: usize) -> Vec<u32> {
-        let gone: Vec<(bool, Queued)> = std::iter::from_fn(|| self.evict()).take(count).collect();
-        for (from_small, one) in gone.iter().rev() {
-            let queue = if *from_small { &mut self.small } else { &mut self.main };
-            queue.insert(0, *one);
-        }
-        gone.into_iter().map(|(_, one)| one.chunk).collect()
     }
 }

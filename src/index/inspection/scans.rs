@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::base::block::Extent;
-use crate::evict::{ChunkRef, Footprint, NamespaceId, NamespaceUsage};
+use crate::evict::{ChunkRef, Footprint, GhostCounts, NamespaceId, NamespaceUsage};
 use crate::index::memory::map::{Gone, Index};
 use crate::index::memory::shard::Shard;
 use crate::index::memory::shard::entries::{ChunkEntry, Flag};
@@ -245,8 +245,8 @@ impl<S> Index<S> {
             if let Some(namespace) = namespace {
                 let forgotten = shard.ghosts.forget_namespace(namespace);
                 // With none in this shard it may be gone by now, and its number too.
-                if forgotten > 0 {
-                    self.eviction_index.lock().forget(namespace, forgotten as u64);
+                if forgotten.all() > 0 {
+                    self.eviction_index.lock().forget(namespace, forgotten);
                 }
             }
         }
@@ -324,7 +324,7 @@ impl<S> Index<S> {
         let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
         let mut check = Check { problems, ..Check::default() };
         let mut chunks = HashMap::new();
-        let mut ghosts: HashMap<NamespaceId, u64> = HashMap::new();
+        let mut ghosts: HashMap<NamespaceId, GhostCounts> = HashMap::new();
         let (mut payload_bytes, mut pinned) = (0, Footprint::default());
         for (number, shard) in shards.iter().enumerate() {
             let mut seen = HashSet::new();
@@ -351,7 +351,7 @@ impl<S> Index<S> {
                 }
             }
             for ghost in shard.ghosts.iter() {
-                *ghosts.entry(ghost.namespace).or_default() += 1;
+                ghosts.entry(ghost.namespace).or_default().add(ghost.uses > 0);
             }
         }
         let counted = (self.keys(), self.stored_bytes(), *self.pinned.lock());

@@ -6,24 +6,29 @@ use super::map::{Gone, Index};
 use super::shard::Shard;
 use crate::base::block::Extent;
 use crate::base::sync::atomic::Ordering;
-use crate::evict::{EvictionIndex, Footprint, NamespaceId, UNTIL_RELEASED_S, Victim};
+use crate::evict::{Footprint, NamespaceId, PoolBlocks, PoolId, UNTIL_RELEASED_S, Victim};
 use crate::format::record::use_parts;
 use crate::index::memory::shard::entries::{ChunkEntry, Flag};
-use crate::index::memory::shard::ghosts::{Fingerprint, Ghost};
+use crate::index::memory::shard::ghosts::Ghost;
 use crate::key::{Digest, Hashed, Namespace};
 
 /// One part in so many of the capacity may be pinned: a quarter of it is neither pinned nor leased.
 const PINNABLE_PART: u64 = 2;
 
 impl<S> Index<S> {
-    /// Asks the eviction index, with the present second, until it answers. Others have it in between.
-    pub(crate) fn ask<T>(&self, question: impl Fn(&mut EvictionIndex, u32) -> Option<T>) -> T {
+    /// The blocks of a pool with a quota. Others have the eviction index in between.
+    pub(crate) fn blocks_of(&self, pool: PoolId) -> PoolBlocks {
         loop {
-            let answer = question(&mut self.eviction_index.lock(), self.now_s());
-            if let Some(answer) = answer {
-                return answer;
+            let blocks = self.eviction_index.lock().blocks_of(pool, self.now_s());
+            if let Some(blocks) = blocks {
+                return blocks;
             }
         }
+    }
+
+    /// At most `count` chunks that go first.
+    pub(crate) fn coldest(&self, count: usize) -> Vec<Victim> {
+        self.eviction_index.lock().coldest(count, self.now_s())
     }
 
     /// Whether a victim must stay: it is still stored, and read, leased or pinned. Then it is not chosen again before that ends.
@@ -140,19 +145,41 @@ impl<S> Index<S> {
             None => {
                 let namespace = Namespace::of(key);
                 let named = (namespace.fingerprint(), || namespace.name());
-                let namespace = self.eviction_index.lock().remember(named);
-                let fingerprint = Fingerprint::of(digest);
-                Ghost { fingerprint, namespace, since_bytes, refused_sets: 0, was_evicted: false }
+                let namespace = self.eviction_index.lock().remember(named, false);
+                Ghost::refused(digest, namespace, since_bytes)
             }
         };
         let admitted = ghost.was_evicted || ghost.refused_sets.saturating_add(1) >= sets_needed;
         let refused_sets = ghost.refused_sets.saturating_add(u8::from(!admitted));
         // Also if it is admitted: it is a ghost until it is stored.
-        let since_bytes = if admitted { ghost.since_bytes } else { since_bytes };
+        let since_mib = if admitted { ghost.since_mib } else { Ghost::mib(since_bytes) };
         // A key is stored or a ghost, never both.
         let outdated = if admitted { None } else { self.take_out_stored(&mut shard, digest) };
-        self.remember(&mut shard, Ghost { refused_sets, since_bytes, ..ghost });
+        self.remember(&mut shard, Ghost { refused_sets, since_mib, ..ghost });
         if admitted { Ok(()) } else { Err(outdated) }
+    }
+
+    /// Whether the key of a SET of `namespace`, whose batch was submitted at `submitted_ms`, is to be stored: it is stored, or
+    /// remembered, or its window is admitted. If not, it is remembered.
+    pub(crate) fn admits_by_share(
+        &self,
+        (digest, key): (Digest, &Arc<str>),
+        namespace: u64,
+        submitted_ms: u64,
+    ) -> bool {
+        let (_, mut shard) = self.shard(digest);
+        if shard.find(digest).is_some() || shard.ghosts.get(digest).is_some() {
+            return true;
+        }
+        let mut eviction_index = self.eviction_index.lock();
+        if eviction_index.bonus(namespace).admits(submitted_ms) {
+            return true;
+        }
+        let namespace = eviction_index.remember((namespace, || Namespace::of(key).name()), false);
+        drop(eviction_index);
+        let since_bytes = self.evicted_bytes.load(Ordering::Relaxed);
+        self.remember(&mut shard, Ghost::refused(digest, namespace, since_bytes));
+        false
     }
 
     /// A SET is not going to write: the chunk stored under its key is outdated, so it goes.

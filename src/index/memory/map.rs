@@ -10,15 +10,16 @@ use crate::base::block::Extent;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::{IS_MODELLED, Mutex, MutexGuard};
 use crate::config::Config;
-use crate::evict::{EvictionIndex, Footprint, Leases, Quotas};
+use crate::evict::{EvictionIndex, Footprint, GhostCounts, Leases, Quotas};
+use crate::format::record::use_parts;
 use crate::index::file::table::Table;
 use crate::index::memory::shard::entries::Flag;
-use crate::index::memory::shard::ghosts::{Fingerprint, Ghost};
+use crate::index::memory::shard::ghosts::{Fingerprint, Ghost, MOST_USES};
 use crate::index::memory::shard::lookup::Located;
 use crate::key::Digest;
 
 /// Enough that threads rarely meet, and that the growth of one shard is short: at 10,000,000 keys it moves about 5,000 elements.
-const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
+pub(crate) const SHARDS: usize = if IS_MODELLED { 2 } else { 2048 };
 
 /// Keys that are stored or being written. `G` and `S` are waiting GETs and SETs, opaque here.
 pub(crate) struct Index<S> {
@@ -47,6 +48,8 @@ pub(crate) struct Index<S> {
     pub(crate) evicted_bytes: AtomicU64,
     /// GETs and EXISTS that would hit in a store with one and a half times the capacity, and with twice the capacity.
     would_hit: [AtomicU64; 2],
+    /// SETs of keys that were remembered.
+    returned_keys: AtomicU64,
     /// Where keys that come and go are told, if somebody watches them.
     pub(crate) key_events: OnceLock<Arc<KeyEvents>>,
 }
@@ -85,6 +88,7 @@ impl<S> Index<S> {
             ahead_since_s: Mutex::default(),
             evicted_bytes: AtomicU64::new(0),
             would_hit: Default::default(),
+            returned_keys: AtomicU64::new(0),
             key_events: OnceLock::new(),
             config,
             table: Arc::new(table),
@@ -101,6 +105,17 @@ impl<S> Index<S> {
 
     pub(crate) fn would_hit(&self) -> [u64; 2] {
         self.would_hit.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn returned_keys(&self) -> u64 {
+        self.returned_keys.load(Ordering::Relaxed)
+    }
+
+    /// A remembered key is stored: the order of eviction learns from it.
+    pub(crate) fn note_return(&self, ghost: Ghost) {
+        self.eviction_index.lock().learn(ghost.namespace, ghost.uses > 0);
+        self.returned_keys.fetch_add(1, Ordering::Relaxed);
+        self.forget(ghost);
     }
 
     /// A number that no chunk of this store has had before.
@@ -176,12 +191,14 @@ impl<S> Index<S> {
             if gone == Gone::Evicted {
                 let size_bytes = entry.extent().size_bytes();
                 let before = self.evicted_bytes.fetch_add(size_bytes, Ordering::Relaxed);
-                self.eviction_index.lock().remember_leaving(entry.namespace);
+                let uses = use_parts(entry.last_use).1.min(MOST_USES.into()) as u8;
+                self.eviction_index.lock().remember_leaving(entry.namespace, uses > 0);
                 let ghost = Ghost {
                     fingerprint: Fingerprint::of(entry.digest),
                     namespace: entry.namespace,
-                    since_bytes: before + size_bytes,
+                    since_mib: Ghost::mib(before + size_bytes),
                     refused_sets: 0,
+                    uses,
                     was_evicted: true,
                 };
                 self.remember(shard, ghost);
@@ -211,8 +228,10 @@ impl<S> Index<S> {
         let Some(ghost) = shard.ghosts.get(digest).filter(|ghost| ghost.was_evicted) else {
             return;
         };
-        let evicted_since =
-            self.evicted_bytes.load(Ordering::Relaxed).saturating_sub(ghost.since_bytes);
+        let evicted_since = self
+            .evicted_bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(u64::from(ghost.since_mib) << 20);
         let capacity_bytes = self.config.capacity_bytes();
         for (count, more_bytes) in self.would_hit.iter().zip([capacity_bytes / 2, capacity_bytes]) {
             count.fetch_add(u64::from(evicted_since <= more_bytes), Ordering::Relaxed);
@@ -221,9 +240,14 @@ impl<S> Index<S> {
 
     /// Remembers a key, which its namespace counts already.
     pub(crate) fn remember(&self, shard: &mut Shard<S>, ghost: Ghost) {
-        let (horizon_bytes, stored) = (self.config.capacity_bytes(), shard.lookup.len());
-        let forget = |ghost: Ghost| self.eviction_index.lock().forget(ghost.namespace, 1);
-        shard.ghosts.insert(ghost, horizon_bytes, stored, forget);
+        let stored = shard.lookup.len();
+        shard.ghosts.insert(ghost, stored, |ghost| self.forget(ghost));
+    }
+
+    pub(crate) fn forget(&self, ghost: Ghost) {
+        let mut counts = GhostCounts::default();
+        counts.add(ghost.uses > 0);
+        self.eviction_index.lock().forget(ghost.namespace, counts);
     }
 
     /// Whether the entry with this digest and record is that of `key`, or has lost its record, with its key: then it counts as

@@ -40,12 +40,19 @@ impl<S> Index<S> {
         now_ms: u64,
         act: impl Fn(&mut Shard<S>, Located) -> bool,
     ) -> Vec<bool> {
-        let ask = |&Hashed { key, digest, .. }: &Hashed<'_>| {
-            let (_, mut shard) = self.shard(digest);
-            let found = self.find_stored(&shard, digest, key, now_ms);
-            found.is_some_and(|found| act(&mut shard, found))
-        };
-        keys.iter().map(ask).collect()
+        keys.iter().map(|key| self.act_on_stored(key, now_ms, &act) == Some(true)).collect()
+    }
+
+    /// What `act` says of the chunk of a key, if it is stored.
+    fn act_on_stored<T>(
+        &self,
+        &Hashed { key, digest, .. }: &Hashed<'_>,
+        now_ms: u64,
+        act: impl FnOnce(&mut Shard<S>, Located) -> T,
+    ) -> Option<T> {
+        let (_, mut shard) = self.shard(digest);
+        let found = self.find_stored(&shard, digest, key, now_ms)?;
+        Some(act(&mut shard, found))
     }
 
     /// Says of each of `keys` whether it is stored, which is no use and no lease.
@@ -53,12 +60,16 @@ impl<S> Index<S> {
         self.ask_stored(keys, now_ms, |_, _| true)
     }
 
-    /// A use of each of `keys`, without a load. Says of each whether it is stored.
+    /// A use of each of `keys`, without a load, the last one first: it goes before those that it is of no use without. Says of each
+    /// whether it is stored.
     pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {
-        self.ask_stored(keys, now_ms, |shard, found| {
-            self.touch(shard, found, now_ms);
-            true
-        })
+        let touch = |key: &Hashed<'_>| {
+            let act = |shard: &mut Shard<S>, found| self.touch(shard, found, now_ms);
+            self.act_on_stored(key, now_ms, act).is_some()
+        };
+        let mut are_stored: Vec<bool> = keys.iter().rev().map(touch).collect();
+        are_stored.reverse();
+        are_stored
     }
 
     /// Has uses of some chunks of shard `number` written into their records; says whether there are more.

@@ -11,6 +11,7 @@ use super::shard::{Pending, Shard};
 use crate::base::block::Extent;
 use crate::base::buffer::Variant;
 use crate::base::sync::atomic::Ordering;
+use crate::config::Eviction;
 use crate::evict::ChunkRef;
 use crate::format::record::{use_parts, use_word};
 use crate::index::file::table::{ChunkFields, Reservation};
@@ -186,13 +187,12 @@ impl<S> Index<S> {
             self.inherit(&mut entry, &old_entry);
             replaced_ms = use_parts(old_entry.last_use).0;
         }
-        let ghost = shard.ghosts.remove(digest);
-        let returns = ghost.is_some_and(|ghost| ghost.was_evicted);
-        ghost.iter().for_each(|ghost| self.eviction_index.lock().forget(ghost.namespace, 1));
+        let uses = self.uses_of_ghost(shard, digest);
+        entry.last_use = use_word(content.created_ms, uses);
         let number = shard.entries.insert(entry);
         let chunk = ChunkRef { shard: shard_number, entry: number };
         let namespace = (content.namespace, || Namespace::of(key).name());
-        let (node, namespace) = self.eviction_index.lock().enter(chunk, extent, namespace, returns);
+        let (node, namespace) = self.eviction_index.lock().enter(chunk, extent, namespace, uses);
         let entry = &mut shard.entries[number];
         (entry.node, entry.namespace) = (Some(node), namespace);
         if entry.is(Flag::Pinned) {
@@ -204,13 +204,23 @@ impl<S> Index<S> {
                 quota.leases.lock().add(entry.leased_until_s, entry.footprint());
             }
         }
-        // As a use by a clock that is behind; see `touch`.
-        if replaced_ms > content.created_ms {
-            shard.note_use(number, use_word(replaced_ms, 0));
+        // The later time as a use by a clock that is behind; see `touch`.
+        if replaced_ms > content.created_ms || uses > 0 {
+            shard.note_use(number, use_word(replaced_ms.max(content.created_ms), uses));
         }
         shard.link(Located { entry: number, record });
         self.note_stored(shard, key, length_bytes);
         self.count(1, length_bytes as i64);
+    }
+
+    /// A key that is stored is no ghost any more. Returns the uses that its chunk begins with: those it had, and this one.
+    fn uses_of_ghost(&self, shard: &mut Shard<S>, digest: Digest) -> u16 {
+        let Some(ghost) = shard.ghosts.remove(digest) else { return 0 };
+        self.note_return(ghost);
+        match self.config.eviction {
+            Eviction::Adaptive => u16::from(ghost.uses) + 1,
+            _ => 0,
+        }
     }
 
     /// A pin or lease is of the key: it goes from a chunk, which is taken out, to the one that replaces it, within the limits.

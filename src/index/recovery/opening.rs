@@ -77,7 +77,7 @@ impl UnreadIndex {
         let slots = index.table.record_slots();
         let threads = config.tuning.open_threads.unwrap_or_else(|| threads_for(slots));
         let mut heads = Heads::new(slots);
-        let (parts, newest) =
+        let (parts, newest, ghosts) =
             index.read_records(store, oldest_ms, threads, &mut heads, &mut recovery);
         let mut kept = drop_overlapping(&parts, &index.table, &mut heads, &mut recovery);
         drop(parts);
@@ -103,6 +103,8 @@ impl UnreadIndex {
         recovery.to_verify = linked.unverified.len() as u64;
         let stored = index.restore_order(&kept, &heads);
         recovery.kept = stored.len() as u64;
+        let is_last = ghosts.are_of_session(first - SESSION_GENERATIONS);
+        index.restore_ghosts(ghosts, is_last && recovery.clean_shutdown, threads);
         if !linked.dropped.is_empty() {
             index.make_durable_as_found(store);
         }

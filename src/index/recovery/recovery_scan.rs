@@ -5,12 +5,14 @@ use std::collections::HashMap;
 
 use bytemuck::Zeroable;
 
+use super::ghost_records::GhostRecords;
 use super::report::Recovery;
 use crate::base::block::Extent;
 use crate::base::parallel::{OPENING, on_threads};
 use crate::base::sync::Mutex;
 use crate::base::system::prefetch_line;
 use crate::evict::NamespaceId;
+use crate::format::ghost_record::GhostRecord;
 use crate::format::record::{NO_SLOT, Record, STATE_CHUNK, STATE_FREE, slots_for};
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::entries::ChunkEntry;
@@ -88,13 +90,15 @@ struct Read {
     torn: Vec<u32>,
     out_of_range: Vec<u32>,
     expired: Vec<u32>,
+    ghosts: GhostRecords,
     namespaces: HashMap<u64, NamespaceId>,
     last_namespace: Option<(u64, NamespaceId)>,
 }
 
 impl<S: Send> Index<S> {
     /// Reads all records. The entries of whole ones whose extent is there are in their shards then, and nothing leads to them
-    /// yet. Returns where these chunks lie, sorted for each thread, and the highest generation. The other records are gone.
+    /// yet. Returns where these chunks lie, sorted for each thread, the highest generation, and the ghosts. The other records are
+    /// gone.
     pub(crate) fn read_records(
         &self,
         store: &dyn Store,
@@ -102,7 +106,7 @@ impl<S: Send> Index<S> {
         threads: usize,
         heads: &mut Heads,
         recovery: &mut Recovery,
-    ) -> (Vec<Vec<Placed>>, u64) {
+    ) -> (Vec<Vec<Placed>>, u64, GhostRecords) {
         let pieces = Mutex::new((0_u32..).step_by(PIECE).zip(heads.0.chunks_mut(PIECE)));
         let expected = self.table.record_slots() as usize / threads;
         let mut all = on_threads(OPENING, threads, || {
@@ -130,7 +134,9 @@ impl<S: Send> Index<S> {
             lists.into_iter().flatten().for_each(|slot| self.table.wipe(*slot));
         }
         let newest = all.iter().map(|read| read.newest).max().unwrap_or(0);
-        (all.into_iter().map(|read| read.placed).collect(), newest)
+        let mut ghosts = GhostRecords::default();
+        all.iter_mut().for_each(|read| ghosts.merge(std::mem::take(&mut read.ghosts)));
+        (all.into_iter().map(|read| read.placed).collect(), newest, ghosts)
     }
 
     fn read_piece(
@@ -146,7 +152,7 @@ impl<S: Send> Index<S> {
             match record.is_torn() || is_chunk && !self.has_key(slot, record) {
                 true => read.torn.push(slot),
                 false if is_chunk => whole.push((slot, record)),
-                false => {}
+                false => GhostRecord::of(record).iter().for_each(|one| read.ghosts.add(one)),
             }
         }
         let extents: Vec<(Extent, Digest)> =

@@ -116,7 +116,7 @@ impl Plan {
             layout: if grows { Layout::Extents } else { layout },
             durability,
             // What comes last goes last: an acknowledged chunk is a hit at once.
-            eviction: random.choose(&[Eviction::Lru, Eviction::Fifo]),
+            eviction: random.choose(&[Eviction::Adaptive, Eviction::Lru, Eviction::Fifo]),
             capacity_bytes: if grows { MIB << 23 } else { random.choose(&[16, 32]) * MIB },
             paths: if has(Mechanism::GonePath) { 2 + random.below(2) as usize } else { 1 },
             // Of chunks of 4 MiB, as of shorter ones: room for some.
@@ -145,7 +145,9 @@ impl Plan {
 
     /// Whether SETs that are acknowledged may store nothing.
     pub(crate) fn may_refuse(&self) -> bool {
-        self.has(Mechanism::SecondUse) || self.has(Mechanism::WriteBudget)
+        self.has(Mechanism::SecondUse)
+            || self.has(Mechanism::WriteBudget)
+            || self.eviction == Eviction::Adaptive
     }
 
     /// Whether room for a chunk never is a run of neighbours.

@@ -45,7 +45,7 @@ pub(crate) struct Session {
     pub(crate) watermarks: (f64, f64),
     pub(crate) lease_s: u32,
     pub(crate) ttl: Option<Duration>,
-    pub(crate) second_use: bool,
+    pub(crate) admission: Admission,
     /// Keys are pinned and leased.
     pub(crate) has_guards: bool,
     mix: Mix,
@@ -61,8 +61,12 @@ impl Session {
         let mut random = Random::new(seed);
         // Where a SET may complete without storing, what was held of its key goes, whoever guards it.
         let is_first = number == 0;
-        let second_use = random.one_of(8) && !is_first;
-        let has_guards = is_first || (!second_use && !random.one_of(3));
+        let may_refuse = random.one_of(6) && !is_first;
+        let has_guards = is_first || (!may_refuse && !random.one_of(3));
+        let admission = match may_refuse {
+            true => random.choose(&[Admission::SecondUse, Admission::Adaptive]),
+            false => Admission::Always,
+        };
         let hour = Duration::from_secs(3600);
         Self {
             seed,
@@ -77,7 +81,7 @@ impl Session {
             watermarks: random.choose(&[(0.96, 0.98), (1.0, 1.0), (0.8, 0.9)]),
             lease_s: if has_guards { random.choose(&[1, 10, 60]) } else { 0 },
             ttl: random.choose(&[None, Some(hour / 60), Some(hour), Some(hour * 24)]),
-            second_use,
+            admission,
             has_guards,
             mix: random.choose(&[
                 Mix::LogUniform,
@@ -99,7 +103,7 @@ impl Session {
         config.lease_s = self.lease_s;
         config.ttl = self.ttl;
         config.quotas = QUOTAS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec();
-        config.admission = if self.second_use { Admission::SecondUse } else { Admission::Always };
+        config.admission = self.admission;
     }
 
     /// Length of the chunk of SET `version`.

@@ -85,7 +85,7 @@ def test_a_wrong_layout_misses(
     assert set(other.store.usage()) == namespaces
     capsys.readouterr()
     assert main(["usage", "--json", str(store_path)]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == namespaces
+    assert set(json.loads(capsys.readouterr().out)["namespaces"]) == namespaces
     other.shutdown()
     assert make_engine(**base).found(FEW) == [True] * len(FEW)
 

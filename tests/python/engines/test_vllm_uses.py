@@ -24,7 +24,7 @@ def use_above(engine: Engine, numbers: Iterable[int]) -> None:
     engine.settle()
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfu"])
+@pytest.mark.parametrize("eviction", ["adaptive", "lru", "lfu"])
 def test_what_is_hot_above_stays(store_path: Path, eviction: str) -> None:
     tier = kvring_tier(store_path, CAPACITY_BYTES, eviction=eviction)
     with Engine(make_config([tier])) as engine:

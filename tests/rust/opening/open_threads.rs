@@ -112,7 +112,7 @@ fn any_number_of_threads_opens_the_same() {
     if !has_data_files("records of made-up extents") {
         return;
     }
-    for (seed, eviction) in [(1, Eviction::Lru), (2, Eviction::Fifo), (3, Eviction::S3Fifo)] {
+    for (seed, eviction) in [(1, Eviction::Lru), (2, Eviction::Fifo), (3, Eviction::Adaptive)] {
         let directory = tempfile::tempdir().unwrap();
         let first = directory.path().join("1");
         let client = Client::open(&first, CAPACITY);

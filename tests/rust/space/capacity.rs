@@ -64,15 +64,15 @@ fn assert_that_a_smaller_capacity_keeps_what_fits(layout: Layout) {
     let memory = Memory::patterned(MIB as usize, 0, 1);
     let keys: Vec<String> = (0..150).map(key).collect();
     assert!(client.set(&keys, &vec![&memory; 150]).ok);
-    // The first data file is used last.
+    // The first data file, which has the last chunks of the batch, is used last.
     std::thread::sleep(Duration::from_millis(10));
-    assert!(keys[..64].iter().all(|key| client.get_one(key, MIB as usize).is_some()));
+    assert!(keys[86..].iter().all(|key| client.get_one(key, MIB as usize).is_some()));
     client.connector.close();
     let client = open(100 * MIB);
     assert!(on_disk_bytes(directory.path()) <= 100 * MIB, "before it is open");
     let held = client.exists(&keys);
     let count = held.iter().filter(|held| **held).count() as u64;
-    assert!(held[..64].iter().all(|held| *held), "what was used last");
+    assert!(held[86..].iter().all(|held| *held), "what was used last");
     assert!((80..100).contains(&count), "{count} MiB of 100");
     // Data files go with all they hold, files of chunks in the order of eviction.
     let gone = (client.connector.recovery().out_of_range, client.counter("evicted"));

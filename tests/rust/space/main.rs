@@ -5,6 +5,7 @@
 #[path = "../../common/mod.rs"]
 mod common;
 
+mod adaptive;
 mod capacity;
 mod growth;
 mod must_stay;

@@ -10,26 +10,36 @@ from typing import Any
 
 from kvring.cli.doctor.findings import Finding, Level
 
-__all__ = ["drives_below", "look_at_drive"]
+__all__ = ["device_below", "drives_below", "look_at_drive"]
 
 _SMARTCTL_DEADLINE_S = 10.0
 _MOST_USED_PERCENT = 80
 _SHALLOW_QUEUE = 32
 _VIRTUAL = ("vd", "xvd")
+_DEVICES = Path("/sys/dev/block")
 
 
 def drives_below(path: Path) -> list[Path]:
     """Return the drives that a path lies on, as directories of sysfs; none if that is not told."""
+    device = device_below(path)
+    return _leaves(device) if device is not None else []
+
+
+def device_below(path: Path) -> Path | None:
+    """Return the block device that a path is or lies on, of a partition its drive, likewise."""
     status = path.stat()
     number = status.st_rdev if path.is_block_device() else status.st_dev
-    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    return _leaves(device.resolve()) if device.exists() else []
+    device = _DEVICES / f"{os.major(number)}:{os.minor(number)}"
+    return _whole(device.resolve()) if device.exists() else None
+
+
+def _whole(device: Path) -> Path:
+    return device.parent if (device / "partition").exists() else device
 
 
 def _leaves(device: Path) -> list[Path]:
     """Follow partitions to their drives, and RAID and device mapper to what they are made of."""
-    if (device / "partition").exists():
-        device = device.parent
+    device = _whole(device)
     parts = sorted((device / "slaves").glob("*"))
     leaves = [leaf for part in parts for leaf in _leaves(part.resolve())]
     return list(dict.fromkeys(leaves)) if parts else [device]

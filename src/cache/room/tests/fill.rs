@@ -133,8 +133,11 @@ fn uniform(random: &mut Random, _: u64) -> u64 {
 }
 
 /// The defaults, and without going ahead of need.
-const SETTINGS: [(Eviction, (f64, f64)); 3] =
-    [(Eviction::Lru, (0.96, 0.98)), (Eviction::Lru, (1.0, 1.0)), (Eviction::S3Fifo, (0.96, 0.98))];
+const SETTINGS: [(Eviction, (f64, f64)); 3] = [
+    (Eviction::Lru, (0.96, 0.98)),
+    (Eviction::Lru, (1.0, 1.0)),
+    (Eviction::Adaptive, (0.96, 0.98)),
+];
 
 fn check(least_live: f64, size: fn(&mut Random, u64) -> u64) {
     for (eviction, watermarks) in SETTINGS {

@@ -31,7 +31,7 @@ fn room_in_a_quota_is_made_at_the_path_that_it_fills_most() {
     let name = Namespace::of("1").name();
     for (is_first, is_pinned) in [(true, false), (false, false), (true, true), (false, true)] {
         let quotas = [(name.clone(), 100 * BLOCK_BYTES)];
-        let shared = Quotas::new(&quotas);
+        let shared = Quotas::new(&quotas, 1);
         let [mut small, mut large] = [CAPACITY, 2 * CAPACITY].map(|capacity_bytes| {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().to_str().unwrap();
@@ -62,7 +62,7 @@ fn room_in_a_quota_is_made_at_the_path_that_it_fills_most() {
 fn room_in_a_quota_over_many_paths_takes_many_rounds() {
     const PATHS: u64 = 24;
     let quotas = [(Namespace::of("1").name(), 32 * PATHS * BLOCK_BYTES)];
-    let shared = Quotas::new(&quotas);
+    let shared = Quotas::new(&quotas, 1);
     let mut stills: Vec<Still> = (0..PATHS)
         .map(|_| {
             let directory = tempfile::tempdir().unwrap();

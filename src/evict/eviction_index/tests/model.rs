@@ -17,10 +17,6 @@ pub(super) struct Held {
     stays_until_s: u32,
 }
 
-pub(super) fn coldest(eviction_index: &mut EvictionIndex, count: usize, now_s: u32) -> Vec<Victim> {
-    std::iter::repeat_with(|| eviction_index.coldest(count, now_s)).find_map(|found| found).unwrap()
-}
-
 pub(super) fn blocks_of(
     eviction_index: &mut EvictionIndex,
     pool: PoolId,
@@ -33,7 +29,7 @@ pub(super) fn blocks_of(
 pub(super) struct Model {
     pub(super) eviction_index: EvictionIndex,
     pub(super) held: Vec<Held>,
-    pub(super) remembered: Vec<NamespaceId>,
+    pub(super) remembered: Vec<(NamespaceId, bool)>,
     pub(super) reserved: Vec<(usize, PoolId, u32)>,
     /// The next place, and the next number of an entry.
     next_block: u32,
@@ -45,7 +41,7 @@ impl Model {
     pub(super) fn new(policy: Eviction) -> Self {
         let quotas = QUOTAS.map(|(name, blocks)| (name.to_owned(), blocks * BLOCK_BYTES));
         Self {
-            eviction_index: EvictionIndex::new(policy, &Quotas::new(&quotas)),
+            eviction_index: EvictionIndex::new(policy, &Quotas::new(&quotas, 1)),
             held: Vec::new(),
             remembered: Vec::new(),
             reserved: Vec::new(),
@@ -62,6 +58,14 @@ impl Model {
     pub(super) fn leave(&mut self, held: Held) {
         self.eviction_index.leave(held.node, held.namespace);
         self.held.retain(|other| other.node != held.node);
+    }
+
+    pub(super) fn forget(&mut self, namespace: NamespaceId, was_used: bool) {
+        let mut counts = GhostCounts::default();
+        counts.add(was_used);
+        self.eviction_index.forget(namespace, counts);
+        let place = self.remembered.iter().position(|one| *one == (namespace, was_used));
+        self.remembered.swap_remove(place.unwrap());
     }
 
     fn stays(&self, held: &Held) -> bool {
@@ -104,15 +108,14 @@ impl Model {
 
     pub(super) fn take(&mut self, step: &Step) {
         match step {
-            Step::Enter(blocks, name, returns) => {
+            Step::Enter(blocks, name, uses) => {
                 let extent = Extent { file: 0, first_block: self.next_block, blocks: *blocks };
                 let chunk = ChunkRef { shard: 1, entry: self.next_entry };
                 self.next_block += blocks;
                 self.next_entry += 1;
                 let fingerprint = Namespace::called(NAMES[*name]).fingerprint();
                 let namespace = (fingerprint, || NAMES[*name].to_owned());
-                let (node, namespace) =
-                    self.eviction_index.enter(chunk, extent, namespace, *returns);
+                let (node, namespace) = self.eviction_index.enter(chunk, extent, namespace, *uses);
                 let name = *name;
                 self.held.push(Held { node, chunk, extent, namespace, name, stays_until_s: 0 });
             }
@@ -138,17 +141,19 @@ impl Model {
                 let held = self.one(which);
                 held.into_iter().for_each(|held| self.leave(held));
             }
-            Step::Evict(which) => {
+            Step::Evict(which, was_used) => {
                 if let Some(held) = self.one(which) {
-                    self.eviction_index.remember_leaving(held.namespace);
-                    self.remembered.push(held.namespace);
+                    self.eviction_index.remember_leaving(held.namespace, *was_used);
+                    self.remembered.push((held.namespace, *was_used));
                     self.leave(held);
                 }
             }
             Step::Forget(which) => {
                 if !self.remembered.is_empty() {
                     let place = which.index(self.remembered.len());
-                    self.eviction_index.forget(self.remembered.swap_remove(place), 1);
+                    let (namespace, was_used) = self.remembered[place];
+                    self.eviction_index.learn(namespace, was_used);
+                    self.forget(namespace, was_used);
                 }
             }
             Step::Reserve(blocks, name) => {
@@ -213,7 +218,7 @@ impl Model {
                 }
             }
             Step::Coldest(count) => {
-                let victims = coldest(&mut self.eviction_index, *count, self.now_s);
+                let victims = self.eviction_index.coldest(*count, self.now_s);
                 self.check_victims(&victims);
                 assert!(victims.len() <= *count);
                 let can_any = self.held.iter().any(|held| !self.stays(held));
@@ -240,8 +245,10 @@ impl Model {
     pub(super) fn check(&mut self) {
         let chunks =
             self.held.iter().map(|held| (held.node, (held.chunk, held.extent, held.namespace)));
-        let mut remembered: HashMap<NamespaceId, u64> = HashMap::new();
-        self.remembered.iter().for_each(|id| *remembered.entry(*id).or_default() += 1);
+        let mut remembered: HashMap<NamespaceId, GhostCounts> = HashMap::new();
+        for (id, was_used) in &self.remembered {
+            remembered.entry(*id).or_default().add(*was_used);
+        }
         let problems = self.eviction_index.check(&chunks.collect(), &remembered);
         assert_eq!(problems, Vec::<String>::new());
         let usage = self.eviction_index.usage();

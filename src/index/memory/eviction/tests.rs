@@ -1,10 +1,10 @@
 //! What must stay, what goes, and what is remembered of it.
 
 use super::*;
-use crate::base::block::BLOCK_BYTES;
 use crate::index::memory::map::tests::{TestIndex, index_with, store_in};
 use crate::index::memory::shard::Pin;
 
+const MIB: u64 = 1 << 20;
 const EXTENT: Extent = Extent { file: 0, first_block: 0, blocks: 2 };
 
 fn store(index: &TestIndex, key: &str) -> Digest {
@@ -17,7 +17,7 @@ fn get(index: &TestIndex, key: &str) -> Option<Pin> {
 }
 
 fn coldest(index: &TestIndex) -> Option<Victim> {
-    index.ask(|all, now_s| all.coldest(1, now_s)).first().copied()
+    index.coldest(1).first().copied()
 }
 
 #[test]
@@ -52,12 +52,12 @@ fn a_key_is_admitted_when_it_comes_often_or_was_evicted() {
     let (_directory, index) = index_with(None);
     let digest = store(&index, "a");
     let admits = |sets_needed| index.admits(digest, &"a".into(), sets_needed);
-    let since_bytes = || index.shard(digest).1.ghosts.get(digest).unwrap().since_bytes;
+    let since_mib = || index.shard(digest).1.ghosts.get(digest).unwrap().since_mib;
     assert_eq!((admits(3), index.is_stored(digest)), (Err(Some(EXTENT)), false));
-    assert_eq!(since_bytes(), 0);
-    index.evicted_bytes.store(7 * BLOCK_BYTES, Ordering::Relaxed);
+    assert_eq!(since_mib(), 0);
+    index.evicted_bytes.store(7 << 20, Ordering::Relaxed);
     // It is remembered as of the last SET.
-    assert_eq!((admits(3), since_bytes()), (Err(None), 7 * BLOCK_BYTES));
+    assert_eq!((admits(3), since_mib()), (Err(None), 7));
     assert_eq!((admits(3), admits(3)), (Ok(()), Ok(())));
     store(&index, "a");
     assert!(index.evict(coldest(&index).unwrap()).is_some());
@@ -80,8 +80,8 @@ fn misses_that_a_larger_store_would_not_have_are_counted() {
     };
     let capacity = index.config.capacity_bytes();
     assert_eq!((counted(0, "a"), counted(0, "b")), ([1, 1], [0, 0]));
-    assert_eq!((counted(capacity / 2, "a"), counted(capacity / 2 + 1, "a")), ([1, 1], [0, 1]));
-    assert_eq!((counted(capacity, "a"), counted(capacity + 1, "a")), ([0, 1], [0, 0]));
+    assert_eq!((counted(capacity / 2, "a"), counted(capacity / 2 + MIB, "a")), ([1, 1], [0, 1]));
+    assert_eq!((counted(capacity, "a"), counted(capacity + MIB, "a")), ([0, 1], [0, 0]));
     // What was deleted would not be there either.
     let digest = store(&index, "b");
     assert_eq!(index.delete(digest, "b"), (true, Some(EXTENT)));

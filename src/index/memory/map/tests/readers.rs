@@ -65,7 +65,7 @@ impl Chunk {
     }
 
     fn evict(&self) {
-        for victim in self.index.ask(|all, now_s| all.coldest(1, now_s)) {
+        for victim in self.index.coldest(1) {
             let freed = self.index.evict(victim);
             freed.into_iter().for_each(|(extent, _)| self.free(extent));
         }
