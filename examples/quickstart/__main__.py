@@ -285,7 +285,7 @@ def _told(answer: Answer, cold: Answer | None = None, *, is_warm: bool = True) -
     if not answer.cached:
         raise DemoError("no token came from kvring")
     times = cold.first_token_s / answer.first_token_s
-    return f"{text} ({times:.0f} times as fast), {answer.cached:,} tokens from kvring, equal answer"
+    return f"{text} ({times:.1f} times as fast), {answer.cached:,} tokens from kvring, equal answer"
 
 
 def _stats(store: Path) -> dict[str, Any]:
