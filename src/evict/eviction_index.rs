@@ -243,9 +243,11 @@ impl EvictionIndex {
 
     /// A namespace of each pool that has one with chunks, and the bonus of the pool.
     pub(crate) fn bonuses(&self) -> Vec<(u64, f32)> {
-        let mut by_pool = vec![None; self.pools.len()];
+        let mut by_pool: Vec<Option<u64>> = vec![None; self.pools.len()];
         for (id, fingerprint) in self.namespaces_with_chunks() {
-            by_pool[usize::from(self.namespaces.pool(id))] = Some(fingerprint);
+            // The least one, as their numbers depend on which thread of the open came first.
+            let namespace = &mut by_pool[usize::from(self.namespaces.pool(id))];
+            *namespace = Some(namespace.map_or(fingerprint, |other| other.min(fingerprint)));
         }
         let bonus = |(pool, namespace): (&ChunkPool, Option<u64>)| {
             Some((namespace?, pool.order.bonus.levels()))
