@@ -208,5 +208,8 @@ def _try_options(directory: Path, **options: Any) -> Iterator[Finding]:
 
 
 def _wait(connector: Connector, _future: int) -> None:
+    # Not select(): a process may have descriptors above 1023.
+    poll = select.poll()
+    poll.register(connector.event_fd(), select.POLLIN)
     while not connector.drain_completions():
-        select.select([connector.event_fd()], [], [])
+        poll.poll()
