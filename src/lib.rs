@@ -76,7 +76,7 @@ pub use format::record::MAX_CHUNK_BYTES;
 pub use format::superblock::DEVICE_FORMAT_VERSION;
 pub use index::{
     Check, ChunkCondition, ChunkReader, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery,
-    StoreFacts, StoredChunk, StoredChunks, list_chunks,
+    StoreFacts, StoreMember, StoredChunk, StoredChunks, list_chunks,
 };
 pub use key::{
     Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, is_of_model, part_key, rank_prefix,

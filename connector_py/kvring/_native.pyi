@@ -809,10 +809,11 @@ class StoredChunks:
 
         Returns:
             `store_id` (hex), `format_version`, `created_ms` (Unix time in milliseconds), `layout`
-            (None of a block device), `members` (the ids of the stores of all paths, if there are
-            several), `index_bytes`, `opened_ms` (None if that is damaged),
-            `is_closed_in_order` (False as well while it is open), `holder` (who has it open, as far
-            as can be seen from here, or None) and `holder_process_id`.
+            (None of a block device), `members` (the stores of all paths, if there are several, each
+            with `store_id` and `path`: where its owner had it last, or None if that is not known),
+            `index_bytes`, `opened_ms` (None if that is damaged), `is_closed_in_order` (False as
+            well while it is open), `holder` (who has it open, as far as can be seen from here, or
+            None) and `holder_process_id`.
 
         Raises:
             OSError: The header of the index cannot be read.

@@ -45,9 +45,15 @@ impl StoredChunks {
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let facts = self.chunks.facts().map_err(from_open)?;
         let all = dict_of!(py, facts:
-            store_id format_version created_ms members index_bytes opened_ms is_closed_in_order
+            store_id format_version created_ms index_bytes opened_ms is_closed_in_order
             holder holder_process_id);
         all.set_item("layout", facts.layout.map(kvring::Layout::name))?;
+        let members = facts.members.iter().map(|member| {
+            let one = dict_of!(py, member: store_id);
+            one.set_item("path", member.path.as_ref().map(|path| path.to_string_lossy()))?;
+            Ok(one)
+        });
+        all.set_item("members", members.collect::<PyResult<Vec<_>>>()?)?;
         Ok(all)
     }
 

@@ -19,8 +19,10 @@ pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const GROWTH_BYTES: u64 = 1 << 20;
 /// Where the session block starts: a sector of its own.
 pub(crate) const SESSION_OFFSET: u64 = 512;
-/// Where the set of stores that share keys is kept: a sector of its own.
+/// Where the set of stores that share keys is kept: a sector of its own, and their paths behind it.
 pub(crate) const MEMBERSHIP_OFFSET: u64 = 2048;
+/// Where these paths begin: up to the end of the header.
+pub(crate) const MEMBER_PATHS_OFFSET: u64 = MEMBERSHIP_OFFSET + 512;
 /// Where the length block starts, also a sector of its own; only on a block device.
 pub(crate) const LENGTH_OFFSET: u64 = 1024;
 pub(crate) const HOST_BYTES: usize = 64;

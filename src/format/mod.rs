@@ -2,6 +2,7 @@
 
 pub(crate) mod ghost_record;
 pub(crate) mod header;
+pub(crate) mod member_paths;
 pub(crate) mod membership;
 pub(crate) mod names;
 pub(crate) mod record;

@@ -17,7 +17,7 @@ pub(crate) use file::table::{ChunkFields, Reservation};
 pub use inspection::chunk_reader::{ChunkCondition, ChunkReader};
 pub use inspection::listing::{Damage, StoredChunk, StoredChunks, list_chunks};
 pub use inspection::scans::{Check, KeyState, Purged};
-pub use inspection::store_facts::StoreFacts;
+pub use inspection::store_facts::{StoreFacts, StoreMember};
 pub(crate) use memory::exists::Lookups;
 pub use memory::key_events::{KeyChange, KeyEvent};
 pub(crate) use memory::key_events::{KeyEvents, UntoldChunk};

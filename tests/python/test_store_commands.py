@@ -20,6 +20,7 @@ KEYS = [make_key(number) for number in range(20)]
 # docs/format.md
 FIRST_RECORD = 4096
 RECORD_BYTES = 256
+MEMBER_PATHS = 2560
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -141,6 +142,93 @@ def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
         for key, content in kept.items():
             assert client.load(key, 5000) == (None if key in damaged else content)
         assert client.exists(KEYS) == [False] * 20
+
+
+@pytest.fixture
+def three_paths(tmp_path: Path) -> list[Path]:
+    """Make a closed store with three paths."""
+    paths = [tmp_path / name for name in "abc"]
+    with kvring.Connector(paths, "64MiB") as connector:
+        fill(Client(connector))
+    return paths
+
+
+@pytest.mark.parametrize("command", ["info", "usage", "ls", "verify", "export --output /dev/null"])
+def test_what_only_reads_names_the_paths_that_are_left_out(
+    three_paths: list[Path], kvring_command: Run, command: str
+) -> None:
+    first, second, third = three_paths
+    told = f"the store has 3 paths; name also {second}, {third}\n"
+    status, out, err = kvring_command(*command.split(), first)
+    assert (status, told in err) == (0, True)
+    assert out or "export" in command
+    status, _, err = kvring_command(*command.split(), *three_paths)
+    assert (status, "name also" in err) == (0, False)
+
+
+def test_what_changes_a_store_refuses_without_all_paths(
+    three_paths: list[Path], kvring_command: Run, tmp_path: Path
+) -> None:
+    first, second, third = three_paths
+    archive = tmp_path / "archive.tar"
+    assert kvring_command("export", *three_paths, "--output", archive)[0] == 0
+    for command in (
+        ("verify", "--repair"),
+        ("resize", "--capacity=32MiB"),
+        ("purge", "--namespace=test/model", "--yes"),
+        ("import", "--capacity=64MiB", "--input", archive),
+    ):
+        status, _, err = kvring_command(*command, first, third)
+        assert (status, f"the store has 3 paths; name also {second}\n" in err) == (1, True), err
+    assert counts(kvring_command, *three_paths)["intact"] == 20
+
+
+def test_a_path_is_known_by_the_name_that_it_was_opened_with_last(
+    three_paths: list[Path], kvring_command: Run, tmp_path: Path
+) -> None:
+    first, second, third = three_paths
+    second.rename(renamed := tmp_path / "renamed")
+    three_paths[1] = renamed
+    with kvring.Connector(three_paths, "64MiB"):
+        pass
+    assert f"name also {third}, {renamed}\n" in kvring_command("info", first)[2]
+    # One that is left out on purpose is no sibling any more.
+    with kvring.Connector(three_paths[:2], "64MiB"):
+        pass
+    assert f"the store has 2 paths; name also {renamed}\n" in kvring_command("info", first)[2]
+
+
+def test_paths_whose_names_are_damaged_are_counted(
+    three_paths: list[Path], kvring_command: Run
+) -> None:
+    with (three_paths[0] / "index.kvring").open("r+b") as index:
+        index.seek(MEMBER_PATHS)
+        index.write(b"damage")
+    _, out, err = kvring_command("info", three_paths[0])
+    assert "the store has 3 paths; name also 2 others, as LMCache's JSON has it" in err
+    assert "not known" in out
+    # The next open mends it.
+    with kvring.Connector(three_paths, "64MiB"):
+        pass
+    assert f"name also {three_paths[1]}, " in kvring_command("info", three_paths[0])[2]
+    assert counts(kvring_command, *three_paths)["intact"] == 20
+
+
+def test_of_several_paths_the_sum_is_told_and_one_that_is_away_hides_no_other(
+    three_paths: list[Path], kvring_command: Run
+) -> None:
+    documents = json.loads(kvring_command("info", "--json", *three_paths)[1])
+    assert [one["path"] for one in documents] == [str(path) for path in three_paths]
+    assert sum(one["keys"] for one in documents) == 20
+    usage = json.loads(kvring_command("usage", "--json", *three_paths)[1])["namespaces"]
+    assert [one["keys"] for one in usage.values()] == [20]
+    listed = kvring_command("ls", "--json", *three_paths)[1].splitlines()
+    assert {json.loads(line)["key"] for line in listed} == set(KEYS)
+    three_paths[1].rename(three_paths[1].with_name("away"))
+    for command in ("info", "usage", "ls"):
+        status, out, err = kvring_command(command, *three_paths)
+        assert (status, f"there is no store in {three_paths[1]}" in err) == (1, True), command
+        assert str(three_paths[2]) in out or command == "usage"
 
 
 def test_a_device_is_verified(tmp_path: Path, kvring_command: Run) -> None:

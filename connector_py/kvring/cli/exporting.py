@@ -15,7 +15,14 @@ from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.output import size_text
 from kvring.cli.parameters import json_option
 from kvring.cli.progress import progress
-from kvring.cli.stores import facts_of, index_path_option, need_namespace, said_well, store_paths
+from kvring.cli.stores import (
+    facts_of,
+    index_path_option,
+    need_namespace,
+    said_well,
+    store_paths,
+    tell_further_paths,
+)
 
 __all__ = ["export_command"]
 
@@ -52,6 +59,7 @@ def export_command(
     """
     for path in paths:
         facts_of(path, index_path)
+    tell_further_paths(paths, index_path)
     if namespace is not None:
         need_namespace(paths, index_path, namespace)
     with _opened(target) as output:

@@ -13,7 +13,7 @@ from kvring.cli.endurance import dwpd_option, print_writes, writes_of
 from kvring.cli.failure import Failure
 from kvring.cli.output import console, grid, print_json, printable, size_text, table
 from kvring.cli.parameters import json_option
-from kvring.cli.stores import chunks_of, store_arguments
+from kvring.cli.stores import index_path_option, look_at_each, store_paths
 
 __all__ = ["info", "usage"]
 
@@ -25,41 +25,56 @@ Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 
 
 
 @click.command(epilog=_EPILOG, short_help="Tell what a store is: who has it, what it holds.")
-@store_arguments
-@json_option
-def info(path: Path, index_path: Path | None, as_json: bool) -> int:
-    """Tell what the store at PATH, a directory or block device, says of itself.
+@store_paths
+@index_path_option
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object; of several paths an array."
+)
+def info(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
+    """Tell what the store at each PATH, a directory or block device, says of itself.
 
-    Its index is read without a lock, so that the owner may be at work meanwhile.
+    Its index is read without a lock, so that the owner may be at work meanwhile. Paths of the store
+    that are not named are told on standard error.
     """
-    with chunks_of(path, index_path) as chunks:
-        facts = chunks.facts()
-        namespaces = _by_namespace(chunks)
-        document = {
-            "path": str(path),
-            **facts,
-            "namespaces": len(namespaces),
-            "keys": sum(one["keys"] for one in namespaces.values()),
-            "stored_bytes": sum(one["stored_bytes"] for one in namespaces.values()),
-            "allocated_bytes": sum(one["allocated_bytes"] for one in namespaces.values()),
-        }
-        if as_json:
-            print_json(document)
-        else:
+    documents, faults = look_at_each(paths, index_path, _document)
+    if not as_json:
+        for number, document in enumerate(documents):
+            if number > 0:
+                click.echo()
             _print_info(document)
+    elif documents:
+        print_json(documents[0] if len(paths) == 1 else documents)
+    if faults:
+        raise Failure(*faults)
     return 0
+
+
+def _document(path: Path, chunks: StoredChunks) -> dict[str, Any]:
+    facts = chunks.facts()
+    namespaces = _no_namespaces()
+    _add_chunks(namespaces, chunks)
+    return {
+        "path": str(path),
+        **facts,
+        "namespaces": len(namespaces),
+        "keys": sum(one["keys"] for one in namespaces.values()),
+        "stored_bytes": sum(one["stored_bytes"] for one in namespaces.values()),
+        "allocated_bytes": sum(one["allocated_bytes"] for one in namespaces.values()),
+    }
 
 
 @click.command(
     epilog=_EPILOG, short_help="Tell what each model and tenant takes, and how drives wear."
 )
-@store_arguments
+@store_paths
+@index_path_option
 @dwpd_option
 @json_option
-def usage(path: Path, index_path: Path | None, dwpd: float, as_json: bool) -> int:
+def usage(paths: tuple[Path, ...], index_path: Path | None, dwpd: float, as_json: bool) -> int:
     """Tell what each namespace of the store at PATH takes: a model, or model@salt.
 
-    Its index is read without a lock, so that the owner may be at work meanwhile.
+    Its index is read without a lock, so that the owner may be at work meanwhile. What a namespace
+    has at several paths is summed; paths that are not named are told on standard error.
 
     The owner of an open store is also asked what was written to each drive of the store since the
     open, and what admit and write_budget have spared it. A drive lasts until its size times --dwpd
@@ -67,29 +82,36 @@ def usage(path: Path, index_path: Path | None, dwpd: float, as_json: bool) -> in
     the path (of a partition, that of the whole drive), or else of the file system. Bytes written
     are those of chunks: index, file system and other programs come on top.
     """
-    with chunks_of(path, index_path) as chunks:
-        namespaces = _by_namespace(chunks)
-        writes, why_not = None, None
-        try:
-            writes = writes_of(path, index_path, dwpd)
-        except Failure as failure:
-            # The rest is worth being told.
-            why_not = " ".join(failure.sentences)
-        if as_json:
-            print_json({"namespaces": namespaces, "writes": writes, "writes_unknown": why_not})
+    found = _no_namespaces()
+    read, faults = look_at_each(paths, index_path, lambda _, chunks: _add_chunks(found, chunks))
+    if not read:
+        raise Failure(*faults)
+    namespaces = dict(sorted(found.items(), key=lambda item: -item[1]["allocated_bytes"]))
+    writes, why_not = None, None
+    try:
+        writes = writes_of(paths[0], index_path, dwpd)
+    except Failure as failure:
+        # The rest is worth being told.
+        why_not = " ".join(failure.sentences)
+    if as_json:
+        print_json({"namespaces": namespaces, "writes": writes, "writes_unknown": why_not})
+    else:
+        _print_usage(namespaces)
+        if writes is not None:
+            print_writes(writes)
         else:
-            _print_usage(namespaces)
-            if writes is not None:
-                print_writes(writes)
-            else:
-                click.echo(printable(f"writes are not known: {why_not}"))
+            click.echo(printable(f"writes are not known: {why_not}"))
+    if faults:
+        raise Failure(*faults)
     return 0
 
 
-def _by_namespace(chunks: StoredChunks) -> dict[str, dict[str, int]]:
-    found: defaultdict[str, dict[str, int]] = defaultdict(
-        lambda: {"keys": 0, "stored_bytes": 0, "allocated_bytes": 0, "last_used_ms": 0, "uses": 0}
-    )
+def _no_namespaces() -> defaultdict[str, dict[str, int]]:
+    names = ("keys", "stored_bytes", "allocated_bytes", "last_used_ms", "uses")
+    return defaultdict(lambda: dict.fromkeys(names, 0))
+
+
+def _add_chunks(found: defaultdict[str, dict[str, int]], chunks: StoredChunks) -> None:
     for chunk in chunks:
         one = found[chunk["namespace"]]
         length_bytes = chunk["length_bytes"]
@@ -98,7 +120,6 @@ def _by_namespace(chunks: StoredChunks) -> dict[str, dict[str, int]]:
         one["allocated_bytes"] += -(-length_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         one["last_used_ms"] = max(one["last_used_ms"], chunk["last_used_ms"])
         one["uses"] += chunk["uses"]
-    return dict(sorted(found.items(), key=lambda item: -item[1]["allocated_bytes"]))
 
 
 def _print_info(document: dict[str, Any]) -> None:
@@ -119,11 +140,18 @@ def _print_info(document: dict[str, Any]) -> None:
         "on disk": size_text(document["allocated_bytes"]),
         "index": size_text(document["index_bytes"]),
         "namespaces": f"{document['namespaces']:,}",
+        **({"paths": _paths_text(document)} if document["members"] else {}),
     }
     shown = grid()
     for name, text in facts.items():
         shown.add_row(name, text)
     console().print(shown)
+
+
+def _paths_text(document: dict[str, Any]) -> str:
+    members = document["members"]
+    names = sorted(member["path"] or f"not known ({member['store_id']})" for member in members)
+    return f"{len(members)}: {', '.join(names)}"
 
 
 def _print_usage(namespaces: dict[str, dict[str, int]]) -> None:

@@ -3,14 +3,15 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvring._native import StoredChunks
+from kvring.cli.failure import Failure
 from kvring.cli.output import printable
-from kvring.cli.stores import chunks_of, need_namespace, store_arguments
+from kvring.cli.stores import index_path_option, look_at_each, need_namespace, store_paths
 
 __all__ = ["ls"]
 
@@ -21,11 +22,13 @@ the lengths of data files are looked at, no chunk is read. Exit status: 0 if all
 something is broken or there is no store, 2 for wrong arguments.
 """
 
+_HEADER = f"{'BYTES':>10} {'AGE':>6} {'UNUSED':>6} {'USES':>5}  NAMESPACE  FILE  KEY"
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
 
 
 @click.command(epilog=_EPILOG, short_help="List the chunks of a store, with their files.")
-@store_arguments
+@store_paths
+@index_path_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each chunk.")
 @click.option(
     "--namespace", metavar="NAME", help="Only those of this namespace: model, or model@salt."
@@ -40,7 +43,7 @@ _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
     help="Only what is in the file with this name, or at this path.",
 )
 def ls(
-    path: Path,
+    paths: tuple[Path, ...],
     index_path: Path | None,
     as_json: bool,
     namespace: str | None,
@@ -50,44 +53,50 @@ def ls(
     """List the chunks that the store at PATH, a directory or block device, holds.
 
     That is what its index says, read without a lock, so that the owner may be at work meanwhile.
-    Nothing is changed. In layout 'files' each chunk is a file of its own, with nothing but its
-    bytes in it; in layout 'extents' it is a part of a data file, or of the block device, from an
-    offset on.
+    Nothing is changed. Paths of the store that are not named are told on standard error. In layout
+    'files' each chunk is a file of its own, with nothing but its bytes in it; in layout 'extents'
+    it is a part of a data file, or of the block device, from an offset on.
     """
     name = Path(file_name).name if file_name else None
     if namespace is not None:
-        need_namespace([path], index_path, namespace)
-    with chunks_of(path, index_path) as chunks:
-        chosen = (
-            chunk
-            for chunk in chunks
-            if namespace in (None, chunk["namespace"])
-            and chunk["key"].startswith(key_prefix)
-            and name in (None, Path(chunk["file"]).name)
-        )
-        _print(chosen, path, as_json=as_json)
-        # Before what is broken is told.
-        sys.stdout.flush()
+        need_namespace(paths, index_path, namespace)
+    has_header = as_json
+
+    def print_chosen(path: Path, chunks: StoredChunks) -> None:
+        nonlocal has_header
+        for chunk in chunks:
+            if (
+                namespace in (None, chunk["namespace"])
+                and chunk["key"].startswith(key_prefix)
+                and name in (None, Path(chunk["file"]).name)
+            ):
+                if not has_header:
+                    print(_HEADER)
+                    has_header = True
+                _print(path, chunk, as_json=as_json)
+
+    _, faults = look_at_each(paths, index_path, print_chosen)
+    # Before what is broken is told.
+    sys.stdout.flush()
+    if faults:
+        raise Failure(*faults)
     return 0
 
 
-def _print(chunks: Iterator[dict[str, Any]], path: Path, *, as_json: bool) -> None:
+def _print(path: Path, chunk: dict[str, Any], *, as_json: bool) -> None:
+    file = str(path / chunk["file"])
+    if as_json:
+        print(json.dumps({**chunk, "file": file}))
+        return
     now_s = time.time()
-    for number, chunk in enumerate(chunks):
-        file = str(path / chunk["file"])
-        if as_json:
-            print(json.dumps({**chunk, "file": file}))
-            continue
-        if number == 0:
-            print(f"{'BYTES':>10} {'AGE':>6} {'UNUSED':>6} {'USES':>5}  NAMESPACE  FILE  KEY")
-        age, unused = (_span(now_s - chunk[name] / 1000) for name in ("created_ms", "last_used_ms"))
-        where = f"{file}+{chunk['offset_bytes']}" if chunk["offset_bytes"] else file
-        # A key may hold anything, ends of lines as well.
-        namespace, key = (json.dumps(chunk[name])[1:-1] for name in ("namespace", "key"))
-        print(
-            f"{chunk['length_bytes']:>10} {age:>6} {unused:>6} {chunk['uses']:>5}  "
-            f"{namespace or '-'}  {printable(where)}  {key}"
-        )
+    age, unused = (_span(now_s - chunk[name] / 1000) for name in ("created_ms", "last_used_ms"))
+    where = f"{file}+{chunk['offset_bytes']}" if chunk["offset_bytes"] else file
+    # A key may hold anything, ends of lines as well.
+    namespace, key = (json.dumps(chunk[name])[1:-1] for name in ("namespace", "key"))
+    print(
+        f"{chunk['length_bytes']:>10} {age:>6} {unused:>6} {chunk['uses']:>5}  "
+        f"{namespace or '-'}  {printable(where)}  {key}"
+    )
 
 
 def _span(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from kvring import ConfigError, Connector, KvRingError
 from kvring.cli.consent import losses_of_open
 from kvring.cli.failure import Failure, WrongArguments
-from kvring.cli.stores import facts_of
+from kvring.cli.stores import facts_of, further_paths
 
 __all__ = [
     "delete_keys",
@@ -85,10 +85,8 @@ def facts_of_all(paths: Sequence[Path], index_path: Path | None) -> list[dict[st
         Failure: There is no store, or it has further paths.
     """
     facts = [facts_of(path, index_path) for path in paths]
-    members = {store_id for one in facts for store_id in one["members"]}
-    if further := members - {one["store_id"] for one in facts}:
-        message = f"the store has {len(members)} paths: name the {len(further)} others as well"
-        raise Failure(message)
+    if sentence := further_paths(facts):
+        raise Failure(sentence)
     return facts
 
 

@@ -1,30 +1,35 @@
 """Stores as commands read them: by their index, without a lock."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from kvring import KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.failure import Failure
+from kvring.cli.output import printable
 
 __all__ = [
-    "chunks_of",
     "facts_of",
+    "further_paths",
     "index_path_option",
     "listed_namespaces",
+    "look_at_each",
     "missing_namespace",
     "need_namespace",
     "said_well",
     "store_arguments",
     "store_paths",
+    "tell_further_paths",
 ]
 
 _MOST_SHOWN = 20
+
+_T = TypeVar("_T")
 
 index_path_option = click.option(
     "--index-path",
@@ -44,7 +49,7 @@ def store_arguments(command: Any) -> Any:
 
 
 @contextmanager
-def chunks_of(path: Path, index_path: Path | None) -> Iterator[StoredChunks]:
+def _chunks_of(path: Path, index_path: Path | None) -> Iterator[StoredChunks]:
     """Lend the chunks of a store; say what of it is broken at the end.
 
     Raises:
@@ -55,6 +60,57 @@ def chunks_of(path: Path, index_path: Path | None) -> Iterator[StoredChunks]:
         yield chunks
     if broken := chunks.damage():
         raise Failure(*(f"{path}: {sentence}" for sentence in broken))
+
+
+def look_at_each(
+    paths: Sequence[Path], index_path: Path | None, look: Callable[[Path, StoredChunks], _T]
+) -> tuple[list[_T], list[str]]:
+    """Look at the chunks of each path, and say which paths of the store are not named.
+
+    Returns:
+        What `look` returned of each path that could be read, and a sentence on each thing that is
+        broken: it keeps nobody from the other paths.
+    """
+    tell_further_paths(paths, index_path)
+    found: list[_T] = []
+    faults: list[str] = []
+
+    def look_at(path: Path) -> None:
+        try:
+            with _chunks_of(path, index_path) as chunks:
+                found.append(look(path, chunks))
+        except Failure as failure:
+            faults.extend(failure.sentences)
+
+    for path in paths:
+        look_at(path)
+    return found, faults
+
+
+def further_paths(facts: Iterable[dict[str, Any]]) -> str | None:
+    """Return a sentence on the paths of a store that are not among these; None if all are."""
+    facts = list(facts)
+    members = {member["store_id"]: member["path"] for one in facts for member in one["members"]}
+    named = {one["store_id"] for one in facts}
+    missing = [path for store_id, path in members.items() if store_id not in named]
+    if not missing:
+        return None
+    names = sorted(path for path in missing if path is not None)
+    if unknown := len(missing) - len(names):
+        names.append(f"{unknown} {'other' if unknown == 1 else 'others'}, as LMCache's JSON has it")
+    return f"the store has {len(members)} paths; name also {', '.join(names)}"
+
+
+def tell_further_paths(paths: Sequence[Path], index_path: Path | None) -> None:
+    """Say on standard error which paths of the store a command that changes nothing leaves out."""
+    facts = []
+    for path in paths:
+        # The command itself says what is wrong with it.
+        with suppress(Failure):
+            facts.append(facts_of(path, index_path))
+    if sentence := further_paths(facts):
+        command = click.get_current_context().command_path
+        click.echo(f"{command}: {printable(sentence)}", err=True)
 
 
 def facts_of(path: Path, index_path: Path | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kvring.cli.opening import delete_keys, store_options, unchanged
 from kvring.cli.output import print_json, printable, size_text
 from kvring.cli.parameters import SIZE, json_option
 from kvring.cli.progress import progress
-from kvring.cli.stores import index_path_option, said_well, store_paths
+from kvring.cli.stores import index_path_option, said_well, store_paths, tell_further_paths
 
 __all__ = ["verify"]
 
@@ -71,6 +71,8 @@ def verify(
     """
     if repair:
         store_options(paths, index_path)
+    else:
+        tell_further_paths(paths, index_path)
     found = _Findings()
     for path in paths:
         with said_well(path):

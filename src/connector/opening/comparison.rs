@@ -15,6 +15,7 @@ use super::location::LockedStore;
 use crate::cache::ChunkIndex;
 use crate::connector::volume::Volume;
 use crate::error::OpenError;
+use crate::format::member_paths::MemberPaths;
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::index::{LockedIndex, Sharing};
@@ -149,13 +150,19 @@ pub(super) fn agree(
         return Ok((placement, 0));
     }
     drop_misplaced(opened, are_outdated, &placement);
-    let ids: Vec<StoreId> = opened.iter().map(|volume| volume.id).collect();
+    let noted = |epoch| {
+        let set = Membership::new(epoch, unavailable, opened.iter().map(|volume| volume.id));
+        (set, MemberPaths::new(epoch, opened.iter().map(|volume| (volume.id, volume.path()))))
+    };
     let epoch = newest.map_or(0, |newest| newest.epoch);
-    let set = Membership::new(epoch, unavailable, ids.iter().copied());
-    if opened.iter().all(|volume| volume.sharing == Sharing::With(set)) {
+    let (set, paths) = noted(epoch);
+    let has_noted = |volume: &Volume| {
+        volume.sharing == Sharing::With(set) && volume.index().has_member_paths(&paths)
+    };
+    if opened.iter().all(has_noted) {
         return Ok((placement, epoch));
     }
-    let set = Membership::new(epoch + 1, unavailable, ids);
+    let (set, paths) = noted(epoch + 1);
     let change = |change: &dyn Fn(&ChunkIndex) -> io::Result<()>| {
         opened.iter().enumerate().try_for_each(|(position, volume)| {
             let error = OpenError::io("write the index of", volume.path());
@@ -164,7 +171,7 @@ pub(super) fn agree(
     };
     // What was dropped is not to come back once the set is noted.
     change(&|index| index.sync())?;
-    change(&|index| index.write_membership(&set))?;
+    change(&|index| index.write_membership(&set, &paths))?;
     Ok((placement, epoch + 1))
 }
 

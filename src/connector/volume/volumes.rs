@@ -10,6 +10,7 @@ use crate::base::sync::mpsc::{Receiver, RecvTimeoutError};
 use crate::base::sync::thread::{Builder, JoinHandle};
 use crate::base::thread::join;
 use crate::error::OpenError;
+use crate::format::member_paths::MemberPaths;
 use crate::format::membership::Membership;
 use crate::key::{Digest, Hashed};
 use crate::placement::{Placement, VolumeSet};
@@ -139,12 +140,13 @@ impl Volumes {
     fn note(&self, set: VolumeSet) -> Result<VolumeSet, String> {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         let unavailable = self.unavailable.len() + self.all.len() - set.iter().count();
-        let note =
-            Membership::new(epoch, unavailable, set.iter().map(|number| self.all[number].id));
+        let members = || set.iter().map(|number| &self.all[number]);
+        let note = Membership::new(epoch, unavailable, members().map(|volume| volume.id));
+        let paths = MemberPaths::new(epoch, members().map(|volume| (volume.id, volume.path())));
         let mut noted = set;
         for number in set.iter() {
             let volume = &self.all[number];
-            match volume.index().write_membership(&note) {
+            match volume.index().write_membership(&note, &paths) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error().is_none_or(is_of_path) => {
                     let reason = || format!("its index cannot be written: {error}");

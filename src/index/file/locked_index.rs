@@ -143,6 +143,7 @@ mod tests {
     use super::*;
     use crate::directory::Directory;
     use crate::format::header::{SESSION_OFFSET, Session};
+    use crate::format::member_paths::MemberPaths;
     use crate::format::names::CHUNKS_NAME;
     use crate::format::record::{RECORD_BYTES, STATE_KEY_PART};
     use crate::format::sealed;
@@ -292,7 +293,10 @@ mod tests {
         let id = table.store_id().unwrap();
         let membership = Membership::new(7, 1, [[9; 16], id, [1; 16]]);
         assert!(membership.members().is_sorted() && membership.members().contains(&id));
-        table.write_membership(&membership).unwrap();
+        let paths = MemberPaths::new(7, [(id, directory.path())]);
+        assert!(!table.has_member_paths(&paths));
+        table.write_membership(&membership, &paths).unwrap();
+        assert!(table.has_member_paths(&paths));
         assert_eq!(Sharing::read(&table.index_file), Sharing::With(membership));
         assert_eq!(membership.missing(&[id, [2; 16]]), 3);
         table.index_file.write_at(&[0xff], MEMBERSHIP_OFFSET + 20).unwrap();

@@ -12,7 +12,10 @@ use super::table::Table;
 use crate::base::system::fork::ClosedOnFork;
 use crate::base::time::Patience;
 use crate::error::way_to_write;
-use crate::format::header::{HEADER_BYTES, Header, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session};
+use crate::format::header::{
+    HEADER_BYTES, Header, MEMBER_PATHS_OFFSET, MEMBERSHIP_OFFSET, SESSION_OFFSET, Session,
+};
+use crate::format::member_paths::{MemberPaths, MembershipBlock};
 use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::record::{RECORD_BYTES, Record, STATE_FREE};
@@ -189,13 +192,25 @@ impl Table {
         self.index_file.read_value::<Header>(0).map(|header| header.store_id)
     }
 
-    /// Writes which stores share keys, durably.
-    pub(crate) fn write_membership(&self, membership: &Membership) -> io::Result<()> {
+    /// Writes which stores share keys, and at which paths, durably.
+    pub(crate) fn write_membership(
+        &self,
+        membership: &Membership,
+        paths: &MemberPaths,
+    ) -> io::Result<()> {
+        let block = MembershipBlock::new(*membership, *paths);
         // Through a file of its own, for the reason of `prepare_syncs`.
         let (file, files) = (self.index_file.open_again()?, &self.index_file.files);
         let offset = self.index_file.offset + MEMBERSHIP_OFFSET;
-        files.write_at(&file, bytemuck::bytes_of(membership), offset)?;
+        files.write_at(&file, bytemuck::bytes_of(&block), offset)?;
         files.sync_data(&file)
+    }
+
+    /// Whether it tells of exactly these paths.
+    pub(crate) fn has_member_paths(&self, paths: &MemberPaths) -> bool {
+        self.index_file
+            .read_value(MEMBER_PATHS_OFFSET)
+            .is_ok_and(|found: MemberPaths| found == *paths)
     }
 
     pub(crate) fn write_session(&self, session: &Session) -> io::Result<()> {

@@ -1,15 +1,29 @@
 //! What a store tells of itself, without its chunks, to anybody: without its lock, while its owner may be at work.
 
+use std::path::PathBuf;
+
+use bytemuck::Zeroable;
+
 use super::listing::StoredChunks;
 use crate::config::Layout;
 use crate::error::OpenError;
-use crate::format::header::{HEADER_BYTES, Header, Owner};
+use crate::format::header::{HEADER_BYTES, Header, MEMBER_PATHS_OFFSET, Owner};
+use crate::format::member_paths::MemberPaths;
 use crate::format::names::{StoreId, id_text};
 use crate::index::file::index_bytes::{read_owner, read_session};
 use crate::index::file::index_file::reserve_bytes;
 use crate::index::file::locked_index::Sharing;
 use crate::lock::holder_of;
 use crate::space_account::SpaceAccount;
+
+/// A store that shares keys with others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreMember {
+    /// Its id, in hex.
+    pub store_id: String,
+    /// Where its owner had it when it was opened last; `None` where that is not known.
+    pub path: Option<PathBuf>,
+}
 
 /// What a store tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +36,8 @@ pub struct StoreFacts {
     pub created_ms: u64,
     /// How its chunks lie on disk; `None` of a block device.
     pub layout: Option<Layout>,
-    /// The ids of the stores that share its keys, its own as well; empty of one that shares them with nobody, or where that
-    /// is damaged.
-    pub members: Vec<String>,
+    /// The stores that share its keys, itself as well; empty of one that shares them with nobody, or where that is damaged.
+    pub members: Vec<StoreMember>,
     /// Bytes of its index that are in use.
     pub index_bytes: u64,
     /// When it was opened last, Unix time in ms; `None` if that is damaged.
@@ -81,7 +94,12 @@ impl StoredChunks {
         Ok(StoreFacts {
             store_id: id_text(header.store_id),
             members: match Sharing::read(index) {
-                Sharing::With(set) => set.members().iter().copied().map(id_text).collect(),
+                Sharing::With(set) => {
+                    let paths = index.read_value(MEMBER_PATHS_OFFSET);
+                    let paths = paths.unwrap_or(MemberPaths::zeroed()).of(&set);
+                    let ids = set.members().iter().copied().map(id_text);
+                    ids.zip(paths).map(|(store_id, path)| StoreMember { store_id, path }).collect()
+                }
                 _ => Vec::new(),
             },
             format_version: header.version,

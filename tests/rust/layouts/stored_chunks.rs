@@ -10,7 +10,8 @@ use crate::common::chunks::place;
 use crate::common::loop_device::LoopDevice;
 use crate::common::{Client, MIB, Memory, config, config_of, key, pattern};
 use kvring::{
-    Checksum, ChunkCondition, ChunkReader, Config, Connector, Layout, StoredChunks, list_chunks,
+    Checksum, ChunkCondition, ChunkReader, Config, Connector, Layout, StoreFacts, StoreMember,
+    StoredChunks, list_chunks,
 };
 
 const CAPACITY: u64 = 64 * MIB;
@@ -239,17 +240,32 @@ fn facts_tell_whether_it_was_closed_and_with_whom_it_shares_keys() {
     let client = open(directory.path(), Layout::Extents, |_| ());
     assert!(!facts(directory.path()).is_closed_in_order);
     drop(client);
-    let paths = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let paths = paths.each_ref().map(|path| path.path().to_owned());
+    let parent = tempfile::tempdir().unwrap();
+    let paths = ["first", "second"].map(|name| parent.path().join(name));
     Connector::open(config_of(&paths, CAPACITY)).unwrap().close();
     let found = paths.each_ref().map(|path| facts(path));
     for one in &found {
-        let mut ids: Vec<&str> = one.members.iter().map(String::as_str).collect();
-        let mut expected = found.each_ref().map(|other| other.store_id.as_str());
-        ids.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(ids, expected);
+        assert_eq!(one.members, members_of(&found, &paths));
     }
+    // It is known by its new name after the next open.
+    let renamed = [paths[0].clone(), parent.path().join("third")];
+    fs::rename(&paths[1], &renamed[1]).unwrap();
+    let paths = renamed;
+    Connector::open(config_of(&paths, CAPACITY)).unwrap().close();
+    for path in &paths {
+        assert_eq!(facts(path).members, members_of(&found, &paths));
+    }
+}
+
+/// In the order of their ids.
+fn members_of(found: &[StoreFacts], paths: &[PathBuf]) -> Vec<StoreMember> {
+    let member = |(facts, path): (&StoreFacts, &PathBuf)| StoreMember {
+        store_id: facts.store_id.clone(),
+        path: Some(path.clone()),
+    };
+    let mut members: Vec<_> = found.iter().zip(paths).map(member).collect();
+    members.sort_by(|one, other| one.store_id.cmp(&other.store_id));
+    members
 }
 
 #[test]
