@@ -66,7 +66,8 @@ pub use config::{
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
 };
 pub use connector::{
-    ChunkSum, Connector, OpenForecast, Removal, Shutdown, SubmitError, forecast_open, format_device,
+    ChunkSum, Connector, OpenForecast, Removal, Shutdown, SubmitError, check_places, forecast_open,
+    format_device,
 };
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};

@@ -119,10 +119,12 @@ def options() -> dict[str, dict[str, str | None]]:
     """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
 
 def check_options(path: _Paths, capacity: _Capacities, **options: Any) -> None:
-    """Read options as Connector does, and open nothing.
+    """Read options as Connector does, look at what the paths are, and open nothing.
+
+    A device that is not there may be one of another machine.
 
     Raises:
-        ConfigError: As of Connector, but for what only the path tells.
+        ConfigError: As of Connector, but for what only the content of the path tells.
     """
 
 def size_bytes(text: str) -> int:

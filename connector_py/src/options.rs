@@ -105,7 +105,7 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
     Ok(())
 }
 
-/// Read options as Connector does, and open nothing.
+/// Read options as Connector does, look at what the paths are, and open nothing.
 #[pyfunction]
 #[pyo3(signature = (path, capacity, **options))]
 pub(crate) fn check_options(
@@ -115,7 +115,8 @@ pub(crate) fn check_options(
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let config = config_from(py, Some(path), Some(capacity), options)?;
-    config.map(drop).map_err(|error| from_open(OpenError::Config(error)))
+    let config = config.map_err(OpenError::Config);
+    config.and_then(|config| kvring::check_places(&config)).map_err(from_open)
 }
 
 /// Read a number of bytes as every option that is a size does.

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 pub use admin::Removal;
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
-pub use opening::format_device;
 use opening::{OpenedStore, open_all};
+pub use opening::{check_places, format_device};
 use thiserror::Error;
 pub use volume::Shutdown;
 use volume::{Volumes, Watch, close_all, close_started, on_thread};

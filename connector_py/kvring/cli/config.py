@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 
 from kvring import ConfigError
 from kvring._native import check_options
 from kvring.cli.deployment import (
+    Places,
     docker_command,
     kubernetes_manifest,
     seccomp_profile,
@@ -22,6 +24,7 @@ from kvring.cli.failure import WrongArguments
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
+from kvring.shared_tier.limits import MEANINGS
 
 __all__ = ["config"]
 
@@ -30,16 +33,33 @@ Nothing is opened or made, and what is printed is all that is needed. Exit statu
 arguments.
 """
 
-_FORMS: dict[str, Callable[[list[Path], list[str]], str]] = {
+_FORM = "kvring.config.form"
+_FORMS: dict[str, Callable[[Places, list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
     "kubernetes": kubernetes_manifest,
 }
 
 
+def _choose_form(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    if not is_given:
+        return
+    assert parameter.name is not None
+    if other := context.meta.get(_FORM):
+        raise WrongArguments(f"--{other} and --{parameter.name} exclude each other; name one")
+    context.meta[_FORM] = parameter.name
+
+
+def _form(name: str, text: str) -> Callable[[Any], Any]:
+    """Return an option for what is printed, of which one at most is given."""
+    return click.option(
+        f"--{name}", is_flag=True, expose_value=False, callback=_choose_form, help=text
+    )
+
+
 @click.command(epilog=_EPILOG, short_help="Print the JSON with a store, and what to start.")
-@click.argument("path", required=False)
-@click.argument("capacity", required=False)
+@click.argument("paths", metavar="PATH...", nargs=-1)
+@click.argument("capacity", metavar="CAPACITY", required=False)
 @click.option(
     "--for",
     "program",
@@ -87,25 +107,22 @@ _FORMS: dict[str, Callable[[list[Path], list[str]], str]] = {
     help="Of vLLM: the same option of its own; by default what the model's config.json has.",
 )
 @click.option("--huge-pages", is_flag=True, help="Have that of LMCache made of huge pages.")
-@click.option("--json", "form", flag_value="json", help="Print only the JSON.")
-@click.option("--systemd", "form", flag_value="systemd", help="Print a systemd unit.")
-@click.option("--docker", "form", flag_value="docker", help="Print a command for Docker.")
-@click.option("--kubernetes", "form", flag_value="kubernetes", help="Print a manifest.")
-@click.option(
-    "--seccomp",
-    "form",
-    flag_value="seccomp",
-    help="Print a seccomp profile that allows io_uring; it needs no PATH.",
-)
+@_form("json", "Print only the JSON.")
+@_form("systemd", "Print a systemd unit.")
+@_form("docker", "Print a command for Docker.")
+@_form("kubernetes", "Print a manifest.")
+@_form("seccomp", "Print a seccomp profile that allows io_uring; it goes without PATH.")
 @click.option(
     "--seccomp-base",
     "base",
     type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="Print this profile, as Docker's default (github.com/moby/profiles), and io_uring.",
+    help="The same over this profile, as Docker's default (github.com/moby/profiles).",
 )
+@click.pass_context
 def config(
-    path: str | None,
+    context: click.Context,
+    paths: tuple[str, ...],
     capacity: str | None,
     program: str,
     kind: str | None,
@@ -115,33 +132,24 @@ def config(
     model: Path | None,
     max_model_len: int | None,
     huge_pages: bool,
-    form: str | None,
     base: TextIO | None,
 ) -> int:
-    """Print how to start LMCache's server, vLLM or SGLang with a store of CAPACITY at PATH.
+    """Print how to start LMCache's server, vLLM or SGLang with a store of CAPACITY at each PATH.
 
-    CAPACITY is a size such as 500GiB, or 'all' of a block device. What is printed last is for
-    vLLM where it uses LMCache's server.
+    CAPACITY is a size such as 500GiB, or 'all' of a block device: one for all paths, or one for
+    each with commas between. What is printed last is for vLLM where it uses LMCache's server.
     """
-    if base is not None:
-        click.echo(json.dumps(_with_io_uring(base), indent=2))
+    form = context.meta.get(_FORM)
+    if base is not None or form == "seccomp":
+        _refuse_all_but_seccomp(context, form)
+        profile = seccomp_profile() if base is None else _with_io_uring(base)
+        click.echo(json.dumps(profile, indent=2))
         return 0
-    if form == "seccomp":
-        click.echo(json.dumps(seccomp_profile(), indent=2))
-        return 0
-    if path is None or capacity is None:
+    if not paths or capacity is None:
         raise click.UsageError("PATH and CAPACITY are needed, such as /mnt/nvme/kvring 500GiB")
-    if program != "lmcache" and (kind or shared or huge_pages or form not in (None, "json")):
-        text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
-        raise click.UsageError(text)
-    if program != "vllm" and (model or max_model_len):
-        raise click.UsageError("--model and --max-model-len go with --for vllm")
-    if max_model_len and model is None:
-        raise click.UsageError("--max-model-len goes with --model")
-    if shared is not None and kind == "native_plugin":
-        raise click.UsageError("--shared goes with --type plugin: native_plugin knows no adapters")
+    _check_program(program, form, kind, shared, model, max_model_len, huge_pages=huge_pages)
     tier = None if shared is None else shared_tier(shared)
-    parameters = _parameters(path, capacity, others, has_shared=tier is not None)
+    parameters = _parameters(paths, capacity, others, has_shared=tier is not None)
     if program == "vllm":
         click.echo(f"kvring config: {advice(model, max_model_len, l1_size_gb)}", err=True)
         start = vllm(parameters, l1_size_gb)
@@ -161,7 +169,7 @@ def config(
     if form == "json":
         click.echo(json.dumps(start.spec))
     elif form is not None:
-        places = [Path(path).absolute(), *directory_of(tier)]
+        places = Places(_places(parameters), directory_of(tier))
         click.echo(_FORMS[form](places, start.commands[0]))
     else:
         blocks = [json.dumps(start.spec, indent=2), *map(shlex.join, start.commands)]
@@ -171,22 +179,110 @@ def config(
     return 0
 
 
+def _refuse_all_but_seccomp(context: click.Context, form: str | None) -> None:
+    """Refuse what a profile does not depend on: it would be passed over in silence."""
+    given = [
+        "PATH" if isinstance(parameter, click.Argument) else parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name != "base" and context.params.get(str(parameter.name))
+        if context.get_parameter_source(str(parameter.name)) == ParameterSource.COMMANDLINE
+    ]
+    if form not in (None, "seccomp"):
+        given.append(f"--{form}")
+    if given:
+        names = ", ".join(dict.fromkeys(given))
+        raise WrongArguments(
+            f"--seccomp and --seccomp-base print a profile alone; leave out {names}"
+        )
+
+
+def _check_program(
+    program: str,
+    form: str | None,
+    kind: str | None,
+    shared: str | None,
+    model: Path | None,
+    max_model_len: int | None,
+    *,
+    huge_pages: bool,
+) -> None:
+    if program != "lmcache" and (kind or shared or huge_pages or form not in (None, "json")):
+        text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
+        raise click.UsageError(text)
+    if program != "vllm" and (model or max_model_len):
+        raise click.UsageError("--model and --max-model-len go with --for vllm")
+    if max_model_len and model is None:
+        raise click.UsageError("--max-model-len goes with --model")
+    if shared is not None and kind == "native_plugin":
+        raise click.UsageError("--shared goes with --type plugin: native_plugin knows no adapters")
+
+
 def _parameters(
-    path: str, capacity: str, others: tuple[str, ...], *, has_shared: bool
+    paths: tuple[str, ...], capacity: str, others: tuple[str, ...], *, has_shared: bool
 ) -> dict[str, Any]:
-    parameters: dict[str, Any] = {"path": str(Path(path).expanduser().absolute())}
-    parameters["capacity"] = capacity
-    for text in others:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise WrongArguments(f"--option {text!r} has no '='; write --option NAME=VALUE")
-        parameters[name] = _value(value)
-    of_tier = take_options(parameters) if has_shared else {}
+    options = _options(others)
+    if "capacity" in options or "paths" in options:
+        text = "--option capacity and paths: these are arguments, such as /mnt/a /mnt/b 500GiB,1TiB"
+        raise WrongArguments(text)
+    if not has_shared and (of_tier := sorted(MEANINGS.keys() & options)):
+        raise WrongArguments(
+            f"--option {of_tier[0]} is one of a shared tier; name that by --shared"
+        )
+    parameters = {
+        "path": _one_or_all(_paths(paths, options.pop("path", list(paths)))),
+        "capacity": _one_or_all(capacity.split(",")),
+        **options,
+    }
+    taken = take_options(parameters) if has_shared else {}
     try:
         check_options(**parameters)
     except ConfigError as error:
         raise WrongArguments(str(error)) from error
-    return {**parameters, **of_tier}
+    parameters["path"] = _one_or_all([_absolute(path) for path in _all(parameters["path"])])
+    if parameters.get("index_path", "none") != "none":
+        parameters["index_path"] = _absolute(parameters["index_path"])
+    return {**parameters, **taken}
+
+
+def _options(others: tuple[str, ...]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for text in others:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise WrongArguments(f"--option {text!r} has no '='; write --option NAME=VALUE")
+        if name in options:
+            raise WrongArguments(f"--option {name} is given twice; name one value")
+        options[name] = _value(value)
+    return options
+
+
+def _paths(paths: tuple[str, ...], option: Any) -> list[str]:
+    """Return the paths of an option, which has to have those before the capacity."""
+    further = _all(option)
+    are_paths = all(isinstance(path, str) for path in further)
+    if not are_paths or not {*map(Path, paths)} <= {*map(Path, further)}:
+        text = "--option path is not what stands before CAPACITY; write all paths there, such as "
+        raise WrongArguments(f"{text}/mnt/nvme0/kvring /mnt/nvme1/kvring 500GiB")
+    return further
+
+
+def _one_or_all(values: list[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else values
+
+
+def _all(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _places(parameters: dict[str, Any]) -> list[Path]:
+    """Return the paths of a store, and where the index of its devices is."""
+    index_path = parameters.get("index_path", "none")
+    further = [] if index_path == "none" else [index_path]
+    return [Path(path) for path in (*_all(parameters["path"]), *further)]
 
 
 def _with_io_uring(base: TextIO) -> dict[str, Any]:

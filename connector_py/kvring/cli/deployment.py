@@ -4,9 +4,10 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
+    "Places",
     "docker_command",
     "kubernetes_manifest",
     "seccomp_profile",
@@ -49,11 +50,36 @@ _NOT_PERMITTED = 1
 _NOT_IMPLEMENTED = 38
 
 
-def systemd_unit(places: list[Path], command: list[str]) -> str:
+class Places(NamedTuple):
+    """What a server has of the file systems and devices of its machine."""
+
+    # Directories and block devices: the paths of the store, and where the index of a device is.
+    store: list[Path]
+    # The directory that nodes share, if there is one.
+    shared: list[Path]
+
+    @property
+    def directories(self) -> list[Path]:
+        """All that are no block devices."""
+        return [path for path in (*self.store, *self.shared) if not _is_device(path)]
+
+    @property
+    def devices(self) -> list[Path]:
+        """Those of the store that are block devices."""
+        return [path for path in self.store if _is_device(path)]
+
+
+def _is_device(path: Path) -> bool:
+    """Tell a block device, also one of another machine: no store is made in a directory of /dev."""
+    is_of_dev = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
+    return path.is_block_device() or (is_of_dev and not path.exists())
+
+
+def systemd_unit(places: Places, command: list[str]) -> str:
     """Return a unit that runs a server.
 
     Args:
-        places: Of the store, and of the directory that nodes share, if there is one.
+        places: What the server has to find mounted, or may open.
         command: Starts the server.
     """
     program, *arguments = command
@@ -61,14 +87,17 @@ def systemd_unit(places: list[Path], command: list[str]) -> str:
     program = shutil.which(program) or f"/path/to/{program}"
     # systemd.service(5): quotes as in a shell, but % and $ have a meaning.
     quoted = shlex.join([program, *arguments]).replace("%", "%%").replace("$", "$$")
+    mounts = " ".join(map(_unit_word, places.directories))
+    # Devices belong to this group.
+    group = "SupplementaryGroups=disk\n" if places.devices else ""
     return f"""# /etc/systemd/system/lmcache.service
 [Unit]
 Description=LMCache server with kvring
-RequiresMountsFor={" ".join(map(str, places))}
+{f"RequiresMountsFor={mounts}" if mounts else "After=local-fs.target"}
 
 [Service]
 User=lmcache
-ExecStart={quoted}
+{group}ExecStart={quoted}
 LimitMEMLOCK=infinity
 LimitNOFILE={_MOST_FILES}
 Restart=on-failure
@@ -78,18 +107,24 @@ TimeoutStopSec=60
 WantedBy=multi-user.target"""
 
 
-def docker_command(places: list[Path], command: list[str]) -> str:
+def _unit_word(path: Path) -> str:
+    """Return a path as a word of a unit: systemd.syntax(7), systemd.unit(5)."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"' if " " in text else text
+
+
+def docker_command(places: Places, command: list[str]) -> str:
     """Return a command that runs a server in a container.
 
     Args:
-        places: Of the store, and of the directory that nodes share, if there is one.
+        places: What the container has of the machine.
         command: Starts the server.
     """
     mounts = " ".join(
-        f"--device {shlex.quote(str(path))}"
-        if path.is_block_device()
-        else f"--volume {shlex.quote(f'{path}:{path}')}"
-        for path in places
+        (
+            *(f"--device {shlex.quote(str(path))}" for path in places.devices),
+            *(f"--volume {shlex.quote(f'{path}:{path}')}" for path in places.directories),
+        )
     )
     return f"""kvring config --seccomp > {_PROFILE_NAME}
 docker run --detach --name lmcache --gpus all --network host --ipc host \\
@@ -98,29 +133,31 @@ docker run --detach --name lmcache --gpus all --network host --ipc host \\
   {shlex.join(command)}"""
 
 
-def kubernetes_manifest(places: list[Path], command: list[str]) -> str:
+def kubernetes_manifest(places: Places, command: list[str]) -> str:
     """Return a manifest that runs a server on each node that is labelled for it.
 
     Args:
-        places: Of the store, on the node, and of the directory that nodes share, if there is one.
+        places: What the container has of the node.
         command: Starts the server.
     """
-    path, *shared = places
-    volume = "BlockDevice" if path.is_block_device() else "DirectoryOrCreate"
-    mount = "volumeDevices" if path.is_block_device() else "volumeMounts"
-    where = "devicePath" if path.is_block_device() else "mountPath"
     # A string of JSON is one of YAML.
     arguments = "\n".join(f"            - {json.dumps(word)}" for word in command)
-    # Not one that is made where it is missing: it would be this node's alone.
-    more_mounts, more_volumes = "", ""
-    for directory in shared:
-        name = json.dumps(str(directory))
-        if mount != "volumeMounts":
-            more_mounts += "\n          volumeMounts:"
-        more_mounts += f"\n            - {{name: shared, mountPath: {name}}}"
-        more_volumes += (
-            f"\n        - name: shared\n          hostPath: {{path: {name}, type: Directory}}"
-        )
+    # The control group of a container denies devices of a hostPath to all but privileged ones.
+    security = "privileged: true" if places.devices else "capabilities: {add: [IPC_LOCK]}"
+    kinds = [
+        *(
+            (path, "BlockDevice" if _is_device(path) else "DirectoryOrCreate")
+            for path in places.store
+        ),
+        # Not one that is made where it is missing: it would be this node's alone.
+        *((path, "Directory") for path in places.shared),
+    ]
+    names = [f"store-{number}" for number in range(len(places.store))] + ["shared"]
+    mounts, volumes = "", ""
+    for name, (path, kind) in zip(names, kinds, strict=False):
+        place = json.dumps(str(path))
+        mounts += f"\n            - {{name: {name}, mountPath: {place}}}"
+        volumes += f"\n        - name: {name}\n          hostPath: {{path: {place}, type: {kind}}}"
     return f"""# On each node: kvring config --seccomp > /var/lib/kubelet/seccomp/{_PROFILE_NAME}
 apiVersion: apps/v1
 kind: DaemonSet
@@ -144,14 +181,11 @@ spec:
           image: {_IMAGE}
           # Registered memory counts against the limit on locked memory.
           securityContext:
-            capabilities: {{add: [IPC_LOCK]}}
+            {security}
           command:
 {arguments}
-          {mount}:
-            - {{name: store, {where}: {json.dumps(str(path))}}}{more_mounts}
-      volumes:
-        - name: store
-          hostPath: {{path: {json.dumps(str(path))}, type: {volume}}}{more_volumes}"""
+          volumeMounts:{mounts}
+      volumes:{volumes}"""
 
 
 def seccomp_profile_over(base: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::engine::WatchedFiles;
 use crate::error::OpenError;
 use crate::reactor::{Alarm, MakeEngine, is_gone};
+use crate::store::device::is_device;
 
 /// The volumes of a store, all of which run.
 pub(super) struct OpenedStore {
@@ -66,6 +67,24 @@ pub(super) fn open_all(
             Err(AttemptError::OfPaths(failed)) => leave_out(config, failed, &mut left_out, 0)?,
         }
     }
+}
+
+/// Checks as an open does that the paths may be one store and are of kinds that these options suit, as far as that is told without
+/// opening them. A device that is not here may be elsewhere.
+///
+/// # Errors
+/// `OpenError`, as of an open.
+pub fn check_places(config: &Config) -> Result<(), OpenError> {
+    check_paths(&config.paths)?;
+    for number in 0..config.paths.len() {
+        let config = config.of_path(number);
+        match is_device(config.path()) {
+            Ok(true) | Err(OpenError::NoDevice { .. }) => config.check_for_device()?,
+            Ok(false) => config.check_for_directory()?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Opens the paths that are not `left_out`, all at the same time.
