@@ -62,7 +62,7 @@ def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
     if path is not None:
         findings += look_at_path(path, capacity_bytes)
         for drive in drives_below(existing_part(path)):
-            findings += look_at_drive(drive)
+            findings += look_at_drive(drive, is_bare=path.is_block_device())
         if not any(one.level == Level.ERROR for one in findings):
             findings += try_a_store(path)
     return findings

@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvring.cli.doctor.findings import Finding, Level
 
@@ -16,7 +17,10 @@ _SMARTCTL_DEADLINE_S = 10.0
 _MOST_USED_PERCENT = 80
 _SHALLOW_QUEUE = 32
 _VIRTUAL = ("vd", "xvd")
-_DEVICES = Path("/sys/dev/block")
+_SYSFS = Path("/sys")
+_DEVICES = _SYSFS / "dev" / "block"
+# A namespace of a subsystem that several controllers lead to.
+_NVME_HEAD = re.compile(r"nvme(\d+)n(\d+)")
 
 
 def drives_below(path: Path) -> list[Path]:
@@ -45,38 +49,77 @@ def _leaves(device: Path) -> list[Path]:
     return list(dict.fromkeys(leaves)) if parts else [device]
 
 
-def look_at_drive(drive: Path) -> Iterator[Finding]:
-    """Look at how a drive is set up, and how it is."""
+def look_at_drive(drive: Path, *, is_bare: bool = False, sysfs: Path = _SYSFS) -> Iterator[Finding]:
+    """Look at how a drive is set up, and how it is.
+
+    Args:
+        drive: Its directory of sysfs.
+        is_bare: Whether the store lies on it without a file system.
+        sysfs: Where sysfs is mounted.
+    """
     check = f"drive {drive.name}"
     model = _text(drive / "device" / "model") or _text(drive / "loop" / "backing_file")
     queue = drive / "queue"
-    scheduler = _chosen(_text(queue / "scheduler"))
-    depth = _number(queue / "nr_requests")
-    facts = [model, f"scheduler {scheduler}" if scheduler else "", f"queue of {depth}"]
+    queues = [_queue_of(way) for way in _ways(drive, sysfs) or [drive]]
+    facts = [model, *dict.fromkeys(map(_queue_text, queues))]
+    if len(queues) > 1 or queues[0].name != drive.name:
+        ways = ", ".join(one.name for one in queues)
+        facts.append(f"{len(queues)} {'way' if len(queues) == 1 else 'ways'} to it: {ways}")
     yield Finding(Level.OK, check, ", ".join(fact for fact in facts if fact))
+    if is_bare and _text(queue / "zoned") == "host-managed":
+        what = "has host-managed zones, which are written in order only: an open refuses it"
+        remedy = "name another drive, or a directory on a file system that has such zones"
+        yield Finding(Level.ERROR, check, what, remedy)
     if _number(queue / "rotational") == 1:
         is_virtual = drive.name.startswith(_VIRTUAL)
         what = "says that it is a hard disk" + (", as virtual disks often do" if is_virtual else "")
         remedy = "a local NVMe drive: computing a prefix again may be faster than a hard disk"
         yield Finding(Level.NOTE if is_virtual else Level.WARNING, check, what, remedy)
-    is_nvme = drive.name.startswith("nvme")
-    if is_nvme and scheduler not in ("", "none"):
-        yield Finding(
-            Level.NOTE,
-            check,
-            f"scheduler {scheduler}: kvring orders its transfers by itself",
-            f"echo none > /sys/block/{drive.name}/queue/scheduler",
-        )
-    if 0 < depth < _SHALLOW_QUEUE:
-        yield Finding(
-            Level.NOTE,
-            check,
-            f"a queue of {depth} requests bounds small chunks",
-            f"echo 256 > /sys/block/{drive.name}/queue/nr_requests",
-        )
+    for one in queues:
+        yield from _look_at_queue(one, check)
     if _number(queue / "discard_max_bytes") == 0:
         yield Finding(Level.NOTE, check, "takes no discards: `discard` has no effect")
     yield from _look_at_health(drive, check)
+
+
+class _Queue(NamedTuple):
+    """What orders and bounds the requests of a drive, or of one way to it."""
+
+    name: str
+    # Empty where there is none.
+    scheduler: str
+    # None where it is not told.
+    depth: int | None
+
+
+def _ways(drive: Path, sysfs: Path) -> list[Path]:
+    """Return the ways to a drive if its name stands for several: it has no queue of its own then.
+
+    The kernel hides these devices: they are in sysfs alone.
+    """
+    head = _NVME_HEAD.fullmatch(drive.name)
+    return sorted((sysfs / "block").glob(f"nvme{head[1]}c*n{head[2]}")) if head else []
+
+
+def _queue_of(device: Path) -> _Queue:
+    queue = device / "queue"
+    depth = _number(queue / "nr_requests")
+    return _Queue(device.name, _chosen(_text(queue / "scheduler")), depth if depth >= 0 else None)
+
+
+def _queue_text(queue: _Queue) -> str:
+    facts = [f"scheduler {queue.scheduler}"] if queue.scheduler else []
+    return ", ".join([*facts, *([] if queue.depth is None else [f"queue of {queue.depth}"])])
+
+
+def _look_at_queue(queue: _Queue, check: str) -> Iterator[Finding]:
+    directory = f"/sys/block/{queue.name}/queue"
+    if queue.name.startswith("nvme") and queue.scheduler not in ("", "none"):
+        what = f"scheduler {queue.scheduler}: kvring orders its transfers by itself"
+        yield Finding(Level.NOTE, check, what, f"echo none > {directory}/scheduler")
+    if queue.depth is not None and 0 < queue.depth < _SHALLOW_QUEUE:
+        what = f"a queue of {queue.depth} requests bounds small chunks"
+        yield Finding(Level.NOTE, check, what, f"echo 256 > {directory}/nr_requests")
 
 
 def _look_at_health(drive: Path, check: str) -> Iterator[Finding]:

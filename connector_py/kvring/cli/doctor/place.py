@@ -2,23 +2,21 @@
 
 import os
 import select
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvring import Connector, EngineError, KvRingError
+from kvring import ConfigError, Connector, EngineError, FormatError, KvRingError
 from kvring._native import StoredChunks
+from kvring.cli.doctor.device import look_at_content, reason_of
 from kvring.cli.doctor.findings import Finding, Level
-from kvring.cli.machine import mount_of
-from kvring.cli.output import size_text
+from kvring.cli.doctor.space import TRIAL_BYTES, has_room_for_trial, look_at_space
+from kvring.cli.machine import Mount, mount_of
 from kvring.cli.places import PlaceError, own_directory
 from kvring.owner_socket import ask
 
 __all__ = ["existing_part", "look_at_path", "try_a_store"]
 
-# The smallest store.
-_TRIAL_BYTES = 16 << 20
 _TRIAL_KEY = "kvring-doctor@00000000@0@00"
 
 _GOOD = ("ext4", "xfs", "none")
@@ -37,6 +35,16 @@ def existing_part(path: Path) -> Path:
 def look_at_path(path: Path, capacity_bytes: int | None) -> Iterator[Finding]:
     """Look at what holds a path, and at who has it."""
     there = existing_part(path)
+    try:
+        facts: dict[str, Any] | Exception = StoredChunks(path).facts()
+    except ConfigError as error:
+        remedy = "name a directory or a block device"
+        yield Finding(Level.ERROR, "path", str(error), remedy)
+        return
+    except (KvRingError, OSError) as error:
+        facts = error
+    is_open = isinstance(facts, dict) and facts["holder"] is not None
+    owner = _ask_owner(path) if is_open else []
     if there.is_block_device():
         yield Finding(Level.OK, "path", f"{path} is a block device")
     elif not there.is_dir():
@@ -45,9 +53,13 @@ def look_at_path(path: Path, capacity_bytes: int | None) -> Iterator[Finding]:
         return
     else:
         yield from _look_at_file_system(there)
-        yield from _look_at_space(there, capacity_bytes)
+        yield from look_at_space(path, there, capacity_bytes, _own_part(owner, path))
     yield from _look_at_rights(path, there)
-    yield from _look_at_owner(path)
+    if isinstance(facts, Exception):
+        yield from _look_at_refusal(path, there, facts)
+    else:
+        yield from _look_at_owner(facts)
+    yield from _look_at_state(owner)
 
 
 def _look_at_file_system(there: Path) -> Iterator[Finding]:
@@ -60,15 +72,24 @@ def _look_at_file_system(there: Path) -> Iterator[Finding]:
     if "ro" in mount.options:
         remedy = f"mount -o remount,rw {mount.mount_point}"
         yield Finding(Level.ERROR, "file system", f"{what} is mounted read-only", remedy)
-    elif kind in _IN_MEMORY:
+    elif _is_in_memory(mount):
         remedy = "name a directory on a drive: LMCache's L1 is memory already"
-        yield Finding(Level.ERROR, "file system", f"{what} is memory, and gone with it", remedy)
+        yield Finding(
+            Level.ERROR,
+            "file system",
+            f"{what} is in memory: no restart of the machine leaves anything of it",
+            remedy,
+        )
     elif kind in _REMOTE:
         remedy = "a local drive; what many nodes share belongs into another L2 adapter"
         yield Finding(Level.WARNING, "file system", f"{what} is not local", remedy)
+    elif kind == "overlay":
+        remedy = "mount a directory of the host: --volume of Docker, hostPath of Kubernetes"
+        what += " is not ext4 or XFS: a container's layer goes with the container"
+        yield Finding(Level.WARNING, "file system", what, remedy)
     elif kind not in _GOOD:
         remedy = "ext4 or XFS, or a bare device"
-        yield Finding(Level.WARNING, "file system", f"{what} is not tested", remedy)
+        yield Finding(Level.WARNING, "file system", f"{what} is not ext4 or XFS", remedy)
     else:
         yield Finding(Level.OK, "file system", what)
     if "discard" in mount.options:
@@ -77,21 +98,13 @@ def _look_at_file_system(there: Path) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "file system", what, remedy)
 
 
-def _look_at_space(there: Path, capacity_bytes: int | None) -> Iterator[Finding]:
-    usage = shutil.disk_usage(there)
-    what = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
-    files = os.statvfs(there)
-    if usage.free < 2 * _TRIAL_BYTES:
-        remedy = "free space, or name another path"
-        yield Finding(Level.ERROR, "free space", f"{what}: there is no room for a store", remedy)
-    elif capacity_bytes is not None and capacity_bytes > usage.free:
-        remedy = f"free space, or lower the capacity to {size_text(usage.free)} or less"
-        what += f": a capacity of {size_text(capacity_bytes)} is never reached"
-        yield Finding(Level.WARNING, "free space", what, remedy)
-    else:
-        yield Finding(Level.OK, "free space", what)
-    if files.f_files and not files.f_favail:
-        yield Finding(Level.ERROR, "free space", "no inode is free", "remove files")
+def _is_in_memory(mount: Mount) -> bool:
+    """Tell it of a file system, and of an overlay by what its writes go to, if that is visible."""
+    if mount.file_system != "overlay":
+        return mount.file_system in _IN_MEMORY
+    upper = [one.partition("=")[2] for one in mount.options if one.startswith("upperdir=")]
+    below = mount_of(Path(upper[0])) if upper and Path(upper[0]).exists() else None
+    return below is not None and below.file_system in _IN_MEMORY
 
 
 def _look_at_rights(path: Path, there: Path) -> Iterator[Finding]:
@@ -115,19 +128,23 @@ def _look_at_rights(path: Path, there: Path) -> Iterator[Finding]:
         yield Finding(Level.OK, "rights", "this user may read and write there")
 
 
-def _look_at_owner(path: Path) -> Iterator[Finding]:
-    try:
-        facts = StoredChunks(path).facts()
-    except FileNotFoundError:
+def _look_at_refusal(path: Path, there: Path, why: Exception) -> Iterator[Finding]:
+    """Look at a path where no store can be read."""
+    remedy = "docs/operations.md#why-an-open-fails"
+    if there.is_block_device():
+        yield from look_at_content(path, why)
+    elif isinstance(why, FileNotFoundError):
         yield Finding(Level.OK, "store", "there is none yet; the first open makes it")
-        return
-    except (KvRingError, OSError) as error:
-        yield Finding(Level.NOTE, "store", str(error), "docs/operations.md#why-an-open-fails")
-        return
+    elif isinstance(why, FormatError | OSError):
+        yield Finding(Level.ERROR, "store", reason_of(why), remedy)
+    else:
+        yield Finding(Level.WARNING, "store", str(why), remedy)
+
+
+def _look_at_owner(facts: dict[str, Any]) -> Iterator[Finding]:
     if facts["holder"] is not None:
         remedy = "well, if that is the server; a second one is refused: give it a path of its own"
         yield Finding(Level.WARNING, "store", f"{facts['holder']} has it open", remedy)
-        yield from _ask_owner(path)
     elif facts["is_closed_in_order"]:
         yield Finding(Level.OK, "store", "there is one, which was closed in order")
     else:
@@ -135,13 +152,28 @@ def _look_at_owner(path: Path) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "store", what)
 
 
-def _ask_owner(path: Path) -> Iterator[Finding]:
+def _ask_owner(path: Path) -> list[dict[str, Any]] | Exception:
+    """Return what an owner says of its paths; none if it does not listen."""
     try:
-        paths = (ask(path, None, {"ask": "stats"}) or {"stats": {"paths": []}})["stats"]["paths"]
+        answer = ask(path, None, {"ask": "stats"})
     except (KvRingError, OSError) as error:
-        yield Finding(Level.NOTE, "store", f"its owner does not tell how it is: {error}")
+        return error
+    return list(answer["stats"]["paths"]) if answer is not None else []
+
+
+def _own_part(owner: list[dict[str, Any]] | Exception, path: Path) -> dict[str, Any] | None:
+    """Return what an owner says of one path: of the only one whatever it calls that."""
+    if isinstance(owner, Exception):
+        return None
+    own = [one for one in owner if len(owner) == 1 or Path(one["path"]).resolve() == path.resolve()]
+    return own[0] if own else None
+
+
+def _look_at_state(owner: list[dict[str, Any]] | Exception) -> Iterator[Finding]:
+    if isinstance(owner, Exception):
+        yield Finding(Level.NOTE, "store", f"its owner does not tell how it is: {owner}")
         return
-    for one in paths:
+    for one in owner:
         if what := one["trouble"] or one["note"]:
             remedy = "docs/operations.md#a-line-in-the-log, docs/runbook.md"
             yield Finding(Level.WARNING, "store", f"{one['path']}: {what}", remedy)
@@ -152,8 +184,12 @@ def try_a_store(path: Path) -> Iterator[Finding]:
     there = existing_part(path)
     if not there.is_dir():
         return
+    parent = _beside_a_store(there)
+    if not has_room_for_trial(parent):
+        yield Finding(Level.NOTE, "trial", "left out: there is no room for it beside the store")
+        return
     try:
-        with own_directory(_beside_a_store(there)) as directory:
+        with own_directory(parent) as directory:
             yield from _try_engine(directory)
     except PlaceError as error:
         yield Finding(Level.ERROR, "trial", str(error), "look at the findings before this one")
@@ -182,7 +218,8 @@ def _try_engine(directory: Path) -> Iterator[Finding]:
 
 
 def _try_options(directory: Path, **options: Any) -> Iterator[Finding]:
-    with Connector(directory, _TRIAL_BYTES, **options) as connector:
+    # It is gone in a moment: what others are to keep free it may take.
+    with Connector(directory, TRIAL_BYTES, min_free=0, **options) as connector:
         stats = connector.stats()
         written = bytes(range(256)) * 256
         loaded = bytearray(len(written))
