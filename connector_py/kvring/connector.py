@@ -4,7 +4,6 @@ import inspect
 import logging
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvring import _native
@@ -34,11 +33,8 @@ class Connector(_native.Connector):
         __signature__ = inspect.signature(_native.Connector)
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            del arguments
-            index_path = options.get("index_path") or "none"
-            self._socket = OwnerSocket(
-                self, None if index_path == "none" else Path(index_path).expanduser()
-            )
+            del arguments, options
+            self._socket = OwnerSocket(self)
             _tell_prometheus(self)
 
     def serve(self, request: str, serve: Callable[[socket.socket], None]) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvring._native import KvRingError
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 
 __all__ = ["set_epoch"]
 

@@ -33,7 +33,7 @@ from examples.quickstart.client import run_client_alone
 from examples.quickstart.console import Report
 from kvring.cli import programs
 from kvring.cli.machine import machine_facts
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 from tests.support.adapter_spec import DEFAULT_CAPACITY, adapter_spec
 from tests.support.deployment import STORED_CHUNKS_METRIC, CacheServer
 from tests.support.lmcache_command import REPOSITORY, DeploymentError

@@ -103,7 +103,7 @@ def _finish_stores(engine: Any, store: str | None, tokens: int) -> None:
     """Wait until all whole blocks are stored: vLLM stores while it answers."""
     if store is None:
         return
-    from kvring.owner_socket import ask
+    from kvring.owner_requests import ask
 
     wanted = tokens // _BLOCK_TOKENS - 1
     end_s = time.monotonic() + _DEADLINE_S

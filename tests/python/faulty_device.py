@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tests.python.conftest import HANG_DEADLINE_S
 from tests.support.block_devices import (
@@ -27,6 +28,13 @@ MOST_FAILED_FLUSHES = 200
 Kind = Literal["read", "write", "flush"]
 
 
+class Export(NamedTuple):
+    """A file that is a block device's content, and the daemon behind it."""
+
+    path: Path
+    daemon: "subprocess.Popen[str]"
+
+
 class FaultyDevice:
     """A blank block device that fails where and when it is told to."""
 
@@ -41,7 +49,7 @@ class FaultyDevice:
         nodes = [block, self._faults([]), self._top()]
         monitor = f"socket,id=qmp,path={socket_path},server=on,wait=off"
         more = ("--chardev", monitor, "--monitor", "chardev=qmp")
-        exported = export_over_fuse(stack, work, size_bytes, nodes, *more)
+        exported, self._daemon = export_over_fuse(stack, work, size_bytes, nodes, *more)
         connection = stack.enter_context(socket.socket(socket.AF_UNIX))
         connection.settimeout(HANG_DEADLINE_S)
         connection.connect(str(socket_path))
@@ -59,6 +67,15 @@ class FaultyDevice:
         rules = [rule | {"sector": offset // SECTOR_BYTES} for offset in offsets_bytes] or [rule]
         # The daemon flushes by itself before it changes anything: that must work again some time.
         self._apply([rule | {"once": True}] * MOST_FAILED_FLUSHES if kind == "flush" else rules)
+
+    @contextmanager
+    def stuck(self) -> Iterator[None]:
+        """Answer nothing for a while: who asks waits, and no signal ends that."""
+        self._daemon.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._daemon.send_signal(signal.SIGCONT)
 
     def mend(self) -> None:
         """Let everything work again."""
@@ -98,8 +115,8 @@ class FaultyDevice:
 
 def export_over_fuse(
     stack: ExitStack, work: Path, size_bytes: int, nodes: list[dict[str, Any]], *more: str
-) -> Path:
-    """Have a daemon export the node `top`, until the stack ends; return the file that it is."""
+) -> Export:
+    """Have a daemon export the node `top`, until the stack ends."""
     require("losetup", DAEMON)
     exported = work / "exported"
     exported.touch()
@@ -128,7 +145,7 @@ def export_over_fuse(
         assert time.monotonic() < deadline_s, f"{DAEMON} hangs"
         time.sleep(0.01)
     _write_one_at_a_time(exported, work)
-    return exported
+    return Export(exported, daemon)
 
 
 def _write_one_at_a_time(exported: Path, work: Path) -> None:

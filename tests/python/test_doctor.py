@@ -19,7 +19,7 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.cli.doctor import left_memory, place
-from kvring.cli.machine import mount_of
+from kvring.mounts import mount_of
 from tests.python.conftest import MIB, Client, pattern, run_child
 from tests.python.test_engines import DENIED_BY_DOCKER, install_filter
 from tests.support.block_devices import (

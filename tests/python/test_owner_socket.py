@@ -17,7 +17,7 @@ import pytest
 
 import kvring
 from kvring.cli import main
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
@@ -203,7 +203,7 @@ def test_an_open_goes_on_without_it(
     monkeypatch.setattr(socket.socket, "bind", refuse)
     with kvring.Connector(store_directory, "64MiB") as connector:
         assert connector.stats()["keys"] == 0
-        assert "no socket: no sockets here" in caplog.text
+        assert f"by {SOCKET}: no sockets here" in caplog.text
         assert main(["stats", str(store_directory)]) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import kvring
 from kvring.cli import main
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 from tests.python.conftest import CAPACITY_BYTES, MIB, Client, make_key, pattern
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -11,7 +11,7 @@ import pytest
 import kvring
 from kvring._native import StoredChunks
 from kvring.cli import main
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 from tests.python.conftest import MIB, Client, bare_loop_device, make_key, pattern
 from tests.support.damage import damage
 
@@ -289,8 +289,10 @@ def test_purge_goes_on_by_itself_where_the_owner_goes_away(
     for salt in ("", "@one", "@two"):
         fill(client, salt)
 
-    def ask_and_close(path: Path, index_path: Path | None, request: dict[str, Any]) -> Any:
-        answer = ask(path, index_path, request)
+    def ask_and_close(
+        path: Path, index_path: Path | None, request: dict[str, Any], **options: Any
+    ) -> Any:
+        answer = ask(path, index_path, request, **options)
         if request["ask"] == "purge":
             client.connector.close()
         return answer

@@ -11,8 +11,8 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.cli.doctor import drive
-from kvring.cli.machine import mount_of
-from kvring.owner_socket import ask
+from kvring.mounts import mount_of
+from kvring.owner_requests import ask
 from tests.python.conftest import MIB, Client, bare_loop_device, make_key, make_memory, pattern
 
 CONTENT = pattern(MIB, 1)
@@ -131,8 +131,8 @@ def test_only_an_owner_tells_what_is_written(
 ) -> None:
     client.store({make_key(1): CONTENT})
 
-    def ask_an_older_one(*arguments: Any) -> Any:
-        answer = ask(*arguments)
+    def ask_an_older_one(*arguments: Any, **options: Any) -> Any:
+        answer = ask(*arguments, **options)
         return {**answer, "version": "0.0.1", "stats": {}}
 
     with monkeypatch.context() as patched:

@@ -61,7 +61,7 @@ class LoggedDevice:
             {"driver": "file", "node-name": "log", "filename": str(self.log)},
             {"driver": "blklogwrites", "node-name": "top", "file": "image", "log": "log"},
         ]
-        exported = export_over_fuse(stack, work, size_bytes, nodes)
+        exported = export_over_fuse(stack, work, size_bytes, nodes).path
         self.path = attach_loop_over(stack, exported)
 
     def log_bytes(self) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 
 from kvring import owner_socket
 from kvring.engine_store import EngineStore
-from kvring.owner_socket import ask
+from kvring.owner_address import at_file
+from kvring.owner_requests import ask
 from kvring.ranks.segments import REQUEST
 from kvring.ranks.server import ReadServer
 
@@ -92,10 +93,7 @@ def run(data: bytes) -> None:
     raised: list[threading.ExceptHookArgs] = []
     threading.excepthook = raised.append
     choices = _Choices(data)
-    with (
-        owner_socket._address(path, None) as (address, _),  # noqa: SLF001
-        socket.socket(socket.AF_UNIX) as connection,
-    ):
+    with at_file(path) as (address, _), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_DEADLINE_S)
         connection.connect(address)
         try:

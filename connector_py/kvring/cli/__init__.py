@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from kvring.cli.bench import bench
 from kvring.cli.config import config
 from kvring.cli.doctor import doctor
 from kvring.cli.exporting import export_command
+from kvring.cli.failure import Failure
 from kvring.cli.filling import adopt, import_command
 from kvring.cli.formatting import format_command
 from kvring.cli.info import info, usage
@@ -20,7 +22,9 @@ from kvring.cli.output import printable
 from kvring.cli.purge import purge
 from kvring.cli.resizing import resize
 from kvring.cli.sizing import size
+from kvring.cli.status import status
 from kvring.cli.top import stats, top
+from kvring.cli.users import whose
 from kvring.cli.verify import verify
 
 __all__ = ["main"]
@@ -48,6 +52,10 @@ class _Commands(click.Group):
             # What is still buffered must not be written either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+        except PermissionError as error:
+            if not isinstance(error.filename, str):
+                raise
+            raise Failure(whose(Path(error.filename))) from None
 
 
 @click.group(
@@ -72,6 +80,7 @@ for _command in (
     resize,
     size,
     stats,
+    status,
     top,
     usage,
     verify,

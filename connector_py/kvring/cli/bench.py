@@ -120,7 +120,7 @@ def _with_options(command: Any) -> Any:
 @click.option("--json", "as_json", is_flag=True, help="Print a document to process, not a table.")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
     help="Write it there, replacing what is there (default: standard output).",
 )
@@ -130,6 +130,9 @@ def bench(**arguments: Any) -> int:
         return _measure(SimpleNamespace(**arguments))
     except (UsageError, PlaceError, ConfigError) as error:
         raise WrongArguments(str(error)) from error
+    except PermissionError:
+        # All commands say the same of it.
+        raise
     except (KvRingError, OSError) as error:
         raise Failure(str(error)) from error
 

@@ -21,6 +21,7 @@ from kvring.cli.deployment import (
     systemd_unit,
 )
 from kvring.cli.failure import WrongArguments
+from kvring.cli.parameters import ReadablePath
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
@@ -96,7 +97,7 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
 )
 @click.option(
     "--model",
-    type=click.Path(exists=True, path_type=Path),
+    type=ReadablePath(exists=True, path_type=Path),
     metavar="DIRECTORY",
     help="Of vLLM: the model, or its config.json, by which the least --l1-size-gb is told.",
 )

@@ -10,9 +10,9 @@ import click
 
 from kvring.cli.doctor.drive import device_below
 from kvring.cli.failure import Failure
-from kvring.cli.machine import mount_of
 from kvring.cli.output import console, grid, size_text, table
 from kvring.cli.owner import ask_owner
+from kvring.mounts import mount_of
 
 __all__ = ["dwpd_option", "print_writes", "writes_of"]
 

@@ -39,7 +39,7 @@ arguments, 4 if some are broken and left out.
 @click.option(
     "--output",
     "target",
-    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    type=click.Path(dir_okay=False, readable=False, allow_dash=True),
     default="-",
     help="Where to; by default the standard output.",
 )

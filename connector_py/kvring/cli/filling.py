@@ -13,7 +13,7 @@ from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.lmcache_files import ChunkFile, chunk_files
 from kvring.cli.opening import opened, store_chunks, store_options
 from kvring.cli.output import print_json, size_text
-from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
+from kvring.cli.parameters import ReadablePath, capacities_option, capacity_of_each, json_option
 from kvring.cli.progress import Advance, progress
 from kvring.cli.stores import index_path_option, store_paths
 
@@ -43,7 +43,7 @@ def _store_to_fill(command: Any) -> Any:
 @click.option(
     "--input",
     "source",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    type=ReadablePath(exists=True, dir_okay=False, allow_dash=True),
     default="-",
     help="Where from; by default the standard input.",
 )
@@ -69,7 +69,7 @@ def import_command(source: str, **arguments: Any) -> int:
 
 
 @click.command(epilog=_EPILOG, short_help="Store what LMCache's fs or fs_native has kept.")
-@click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("directory", type=ReadablePath(exists=True, file_okay=False, path_type=Path))
 @_store_to_fill
 @click.option("--move", is_flag=True, help="Remove each file when its chunk withstands power loss.")
 def adopt(directory: Path, move: bool, **arguments: Any) -> int:

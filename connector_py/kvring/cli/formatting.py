@@ -1,6 +1,7 @@
 """`kvring format`: make a block device blank, so that the next open makes a store there."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -8,6 +9,7 @@ from kvring import KvRingError
 from kvring._native import format_device
 from kvring.cli.consent import consent_options
 from kvring.cli.failure import Failure
+from kvring.cli.users import whose
 
 __all__ = ["format_command"]
 
@@ -48,6 +50,8 @@ def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
         if not format_device(device, discard, agree):
             click.echo(f"{device} is as it was", err=True)
             return 0 if dry_run else 1
+    except PermissionError:
+        raise Failure(whose(Path(device))) from None
     except (KvRingError, OSError) as error:
         raise Failure((isinstance(error, OSError) and error.strerror) or str(error)) from error
     except EOFError:

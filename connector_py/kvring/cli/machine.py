@@ -2,20 +2,11 @@
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mount", "file_system", "machine_facts", "mount_of"]
+from kvring.mounts import mount_of
 
-
-@dataclass(frozen=True)
-class Mount:
-    """What is mounted where a path is."""
-
-    mount_point: Path
-    file_system: str
-    source: str
-    options: frozenset[str]
+__all__ = ["file_system", "machine_facts"]
 
 
 def machine_facts(paths: list[Path]) -> dict[str, str | int | float]:
@@ -37,29 +28,6 @@ def file_system(path: Path) -> str:
         return "none"
     mount = mount_of(path)
     return mount.file_system if mount is not None else "unknown"
-
-
-def mount_of(path: Path) -> Mount | None:
-    """Return what is mounted where `path` is (proc_pid_mountinfo(5)); None if that is not told."""
-    resolved = path.resolve()
-    found: Mount | None = None
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        fields, _, rest = line.partition(" - ")
-        mount_point, options = _unescape(fields.split()[4]), fields.split()[5]
-        file_system_type, source, more = (rest.split(" ", 2) + [""] * 3)[:3]
-        depth = len(Path(mount_point).parts)
-        # Of two mounts on one another the later counts.
-        is_deeper = found is None or depth >= len(found.mount_point.parts)
-        if is_deeper and resolved.is_relative_to(mount_point):
-            all_options = frozenset([*options.split(","), *more.strip().split(",")])
-            found = Mount(Path(mount_point), file_system_type, _unescape(source), all_options)
-    return found
-
-
-def _unescape(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
 
 
 def _processor_model() -> str:

@@ -1,12 +1,16 @@
 """The owner of a store, as commands ask it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from kvring import KvRingError
+from kvring.cli.disk import check_disk, place_of
 from kvring.cli.failure import Failure
 from kvring.cli.stores import facts_of
-from kvring.owner_socket import ask
+from kvring.cli.users import as_user, whose
+from kvring.owner_requests import ask
+from kvring.socket_peers import OtherUserError
 
 __all__ = ["ask_owner", "need_owner"]
 
@@ -14,27 +18,47 @@ __all__ = ["ask_owner", "need_owner"]
 def ask_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, Any] | None:
     """Return the answer of the owner of the store at `path`; None if nobody has it open.
 
+    The disk is looked at only where it takes that to find the owner.
+
     Raises:
         Failure: There is no store, its owner cannot be asked, or cannot do what was asked.
     """
-    facts = facts_of(path, index_path)
     try:
-        answer = ask(path, index_path, request)
-    except PermissionError as error:
-        # Of the system where the directory may not be entered; else ours.
-        reason = error if error.errno is None else "it is another user's"
-        message = f"the owner of {path} cannot be asked: {reason}; run this as the store's user"
-        raise Failure(message) from None
+        answer = ask(
+            path, index_path, request, look=place_of, while_waiting=lambda: _check_disk(path)
+        )
     except (OSError, KvRingError) as error:
-        message = f"the owner of {path} cannot be asked: {error}"
+        message = f"the owner of {path} cannot be asked: {_reason(path, error)}"
         raise Failure(message) from error
-    if answer is None and (holder := facts["holder"]):
+    if answer is not None:
+        return dict(answer)
+    if holder := facts_of(path, index_path)["holder"]:
         message = (
             f"{path} is open in {holder}, which does not listen: its kvring is older or was not "
-            "started from Python, or a device's owner runs in another network namespace"
+            "started from Python, or it runs in another network namespace"
         )
         raise Failure(message)
-    return dict(answer) if answer is not None else None
+    return None
+
+
+def _check_disk(path: Path) -> None:
+    """Go on waiting for the owner unless that waits for its disk.
+
+    Raises:
+        TimeoutError: It does.
+    """
+    try:
+        check_disk(path)
+    except TimeoutError as error:
+        message = f"{error}; when it does, the owner goes on with what was asked"
+        raise TimeoutError(message) from None
+
+
+def _reason(path: Path, error: OSError | KvRingError) -> str:
+    if isinstance(error, OtherUserError):
+        is_root = os.geteuid() == 0
+        return f"{error}" if is_root else f"{error}: {as_user(error.user_id, path)}"
+    return whose(path) if isinstance(error, PermissionError) else str(error)
 
 
 def need_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, Any]:

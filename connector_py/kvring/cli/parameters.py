@@ -8,9 +8,17 @@ import click
 
 from kvring import ConfigError
 from kvring._native import size_bytes
-from kvring.cli.failure import WrongArguments
+from kvring.cli.failure import Failure, WrongArguments
+from kvring.cli.users import is_forbidden, whose
 
-__all__ = ["SIZE", "capacities_option", "capacity_of_each", "json_option"]
+__all__ = [
+    "SIZE",
+    "STORE_PATH",
+    "ReadablePath",
+    "capacities_option",
+    "capacity_of_each",
+    "json_option",
+]
 
 
 class _Size(click.ParamType[int]):
@@ -29,7 +37,30 @@ class _Size(click.ParamType[int]):
             self.fail(str(error), parameter, context)
 
 
+class _StorePath(click.Path):
+    """A path that is not looked at before the command does: its disk may be stuck, or another's."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Path:
+        del parameter, context
+        return Path(value)
+
+
+class ReadablePath(click.Path):
+    """A path that is there; of one that another user keeps from this one that is said."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        """Check it, and return it."""
+        if value != "-" and is_forbidden(Path(value)):
+            raise Failure(whose(Path(value)))
+        return super().convert(value, parameter, context)
+
+
 SIZE = _Size()
+STORE_PATH = _StorePath()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 

@@ -7,7 +7,7 @@ import click
 
 from kvring._native import is_of_model
 from kvring.cli.consent import Losses, consent_options, has_consent
-from kvring.cli.failure import PartialSuccess, WrongArguments
+from kvring.cli.failure import Failure, PartialSuccess, WrongArguments
 from kvring.cli.opening import facts_of_all, unchanged
 from kvring.cli.output import print_json, size_text
 from kvring.cli.owner import ask_owner
@@ -62,7 +62,6 @@ def purge(
     except UnicodeEncodeError:
         option = "--namespace" if model is None else "--model"
         raise WrongArguments(f"{option} is not UTF-8, and all keys are") from None
-    facts_of_all(paths, index_path)
     there = _namespaces(paths, index_path)
     chosen = {
         one: size
@@ -88,11 +87,34 @@ def purge(
 
 
 def _namespaces(paths: tuple[Path, ...], index_path: Path | None) -> dict[str, tuple[int, int]]:
-    """Return chunks and bytes of each namespace; its owner knows them at once."""
+    """Return chunks and bytes of each namespace; its owner knows them at once.
+
+    Raises:
+        Failure: There is no store, or it has further paths.
+    """
     answer = ask_owner(paths[0], index_path, ask="stats")
     if answer is None:
+        facts_of_all(paths, index_path)
         return listed_namespaces(paths, index_path)
+    _need_paths(answer, paths, index_path)
     return {name: (one["keys"], one["allocated_bytes"]) for name, one in answer["usage"].items()}
+
+
+def _need_paths(answer: dict[str, Any], paths: tuple[Path, ...], index_path: Path | None) -> None:
+    """Go on if these are the paths of the store that the owner has open.
+
+    Raises:
+        Failure: There are others.
+    """
+    others = [ask_owner(path, index_path, ask="stats") for path in paths[1:]]
+    named = {one["path"] for one in (answer, *others) if one is not None}
+    open_paths = [one["path"] for one in answer["stats"]["paths"] if one["in_use"]]
+    if further := [one for one in open_paths if one not in named]:
+        message = (
+            f"the store has {len(open_paths)} paths: name the {len(further)} others as well: "
+            f"{', '.join(further)}"
+        )
+        raise Failure(message)
 
 
 def _purge(

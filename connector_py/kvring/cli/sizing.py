@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.output import console, print_json, size_text, table
 from kvring.cli.owner import need_owner
-from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.parameters import SIZE, STORE_PATH, ReadablePath, json_option
 from kvring.cli.stores import index_path_option
 
 __all__ = ["size"]
@@ -26,11 +26,11 @@ _SHOWN_CAPACITIES: Final = 12
 
 
 @click.command(epilog=_EPILOG, short_help="Tell what hit ratio which capacity would bring.")
-@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=STORE_PATH)
 @index_path_option
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=ReadablePath(exists=True, dir_okay=False, path_type=Path),
     help="A file with a JSON object in each line, whose hash_ids name the chunks of a request.",
 )
 @click.option(

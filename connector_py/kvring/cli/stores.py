@@ -10,8 +10,11 @@ import click
 
 from kvring import KvRingError
 from kvring._native import StoredChunks
+from kvring.cli.disk import check_disk
 from kvring.cli.failure import Failure
 from kvring.cli.output import printable
+from kvring.cli.parameters import STORE_PATH
+from kvring.cli.users import whose
 
 __all__ = [
     "facts_of",
@@ -33,18 +36,16 @@ _T = TypeVar("_T")
 
 index_path_option = click.option(
     "--index-path",
-    type=click.Path(path_type=Path),
+    type=STORE_PATH,
     metavar="DIRECTORY",
     help="Where the index is, as in index_path.",
 )
-store_paths = click.argument(
-    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
+store_paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=STORE_PATH)
 
 
 def store_arguments(command: Any) -> Any:
     """Give a command the arguments `path` and `index_path`."""
-    path = click.argument("path", type=click.Path(path_type=Path))
+    path = click.argument("path", type=STORE_PATH)
     return path(index_path_option(command))
 
 
@@ -165,9 +166,10 @@ def said_well(path: Path) -> Iterator[None]:
     """Have what goes wrong with the store at `path` said in a sentence.
 
     Raises:
-        Failure: Instead of the errors of the system and of kvring.
+        Failure: Instead of the errors of the system and of kvring; the disk is stuck.
     """
     try:
+        check_disk(path)
         yield
     except FileNotFoundError as error:
         raise Failure(_missing(path, error)) from error
@@ -176,6 +178,8 @@ def said_well(path: Path) -> Iterator[None]:
     except BrokenPipeError:
         # Of who reads the output.
         raise
+    except PermissionError:
+        raise Failure(whose(path)) from None
     except OSError as error:
         raise Failure(error.strerror or str(error)) from error
     except KvRingError as error:

@@ -18,9 +18,10 @@ from typing import Any, Final
 
 from kvring._native import KvRingError
 from kvring.forks import close_in_forks
-from kvring.owner_socket import Line, connect
+from kvring.owner_requests import connect
 from kvring.ranks import segments
 from kvring.ranks.segments import REQUEST, address_of, offsets_of, pieces_of
+from kvring.socket_peers import Line
 
 __all__ = ["Reader"]
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 from kvring._native import KvRingError, put_into_huge_pages
 from kvring.engine_store import EngineStore
 from kvring.forks import close_in_forks
-from kvring.owner_socket import Line
 from kvring.ranks import segments
 from kvring.ranks.segments import REQUEST, address_of, offsets_of
+from kvring.socket_peers import Line
 
 __all__ = ["ReadServer"]
 

@@ -8,14 +8,15 @@ from rich.text import Text
 
 from kvring import ConfigError
 from kvring._native import size_bytes
-from kvring.cli.doctor.drive import drives_below, look_at_drive
+from kvring.cli.doctor.drive import drives_below, drives_of_mount, look_at_drive
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.doctor.left_memory import look_at_left_memory
-from kvring.cli.doctor.place import existing_part, look_at_path, try_a_store
+from kvring.cli.doctor.place import existing_part, look_at_disk, look_at_path, try_a_store
 from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
 from kvring.cli.failure import WrongArguments
 from kvring.cli.output import console, print_json, table
+from kvring.cli.parameters import STORE_PATH
 
 __all__ = ["doctor"]
 
@@ -29,7 +30,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 
 @click.command(epilog=_EPILOG, short_help="Find out whether kvring works here, and how well.")
-@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=STORE_PATH)
 @click.option("--capacity", metavar="SIZE", help="What the store is to take, such as 500GiB.")
 @click.option(
     "--clean-shm",
@@ -59,12 +60,19 @@ def doctor(path: Path | None, capacity: str | None, clean_shm: bool, as_json: bo
 
 def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
     findings = [*look_at_software(), *look_at_limits(), *look_at_memory(), *look_at_left_memory()]
-    if path is not None:
-        findings += look_at_path(path, capacity_bytes)
-        for drive in drives_below(existing_part(path)):
-            findings += look_at_drive(drive, is_bare=path.is_block_device())
-        if not any(one.level == Level.ERROR for one in findings):
-            findings += try_a_store(path)
+    if path is None:
+        return findings
+    findings += look_at_disk(path)
+    if any(one.check == "disk" for one in findings):
+        # What else is looked at there would fail, or never come back.
+        for drive in drives_of_mount(path):
+            findings += look_at_drive(drive, is_bare=False)
+        return findings
+    findings += look_at_path(path, capacity_bytes)
+    for drive in drives_below(existing_part(path)):
+        findings += look_at_drive(drive, is_bare=path.is_block_device())
+    if not any(one.level == Level.ERROR for one in findings):
+        findings += try_a_store(path)
     return findings
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvring.cli.disk import BoundedLook
 from kvring.cli.doctor.findings import Finding, Level
+from kvring.mounts import mount_at
 
-__all__ = ["device_below", "drives_below", "look_at_drive"]
+__all__ = ["device_below", "drives_below", "drives_of_mount", "look_at_drive"]
 
 _SMARTCTL_DEADLINE_S = 10.0
 _MOST_USED_PERCENT = 80
@@ -29,11 +31,26 @@ def drives_below(path: Path) -> list[Path]:
     return _leaves(device) if device is not None else []
 
 
+def drives_of_mount(path: Path) -> list[Path]:
+    """Return the same by what is mounted there: the disk is not asked."""
+    mount = mount_at(Path(os.path.normpath(path.absolute())))
+    if mount is None:
+        return []
+    if mount.file_system == "devtmpfs":
+        return drives_below(path)
+    device = _device(mount.device)
+    return _leaves(device) if device is not None else []
+
+
 def device_below(path: Path) -> Path | None:
     """Return the block device that a path is or lies on, of a partition its drive, likewise."""
     status = path.stat()
     number = status.st_rdev if path.is_block_device() else status.st_dev
-    device = _DEVICES / f"{os.major(number)}:{os.minor(number)}"
+    return _device(f"{os.major(number)}:{os.minor(number)}")
+
+
+def _device(number: str) -> Path | None:
+    device = _DEVICES / number
     return _whole(device.resolve()) if device.exists() else None
 
 
@@ -155,19 +172,22 @@ def _smart_report(drive: Path) -> dict[str, Any] | None:
     if command is None:
         return {"error": "there is no smartctl"}
     try:
-        done = subprocess.run(
-            [command, "--json", "--all", f"/dev/{drive.name}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SMARTCTL_DEADLINE_S,
-            check=False,
+        arguments = [command, "--json", "--all", f"/dev/{drive.name}"]
+        report: dict[str, Any] = json.loads(
+            BoundedLook(lambda: _output(arguments)).result(_SMARTCTL_DEADLINE_S)
         )
-        report: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except TimeoutError:
+        return {"error": f"smartctl has no answer of it in {_SMARTCTL_DEADLINE_S:g} s"}
+    except (OSError, ValueError) as error:
         return {"error": str(error)}
     messages = [one.get("string", "") for one in report.get("smartctl", {}).get("messages", [])]
     has_health = "smart_status" in report or "nvme_smart_health_information_log" in report
     return report if has_health else {"error": "; ".join(messages) or "smartctl says nothing of it"}
+
+
+def _output(arguments: list[str]) -> bytes:
+    done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return done.stdout
 
 
 def _chosen(schedulers: str) -> str:

@@ -11,11 +11,12 @@ from kvring._native import StoredChunks
 from kvring.cli.doctor.device import look_at_content, reason_of
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.doctor.space import TRIAL_BYTES, has_room_for_trial, look_at_space
-from kvring.cli.machine import Mount, mount_of
+from kvring.cli.health import HealthLook
 from kvring.cli.places import PlaceError, own_directory
-from kvring.owner_socket import ask
+from kvring.mounts import Mount, mount_of
+from kvring.owner_requests import ask
 
-__all__ = ["existing_part", "look_at_path", "try_a_store"]
+__all__ = ["existing_part", "look_at_disk", "look_at_path", "try_a_store"]
 
 _TRIAL_KEY = "kvring-doctor@00000000@0@00"
 
@@ -30,6 +31,19 @@ def existing_part(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
+
+
+def look_at_disk(path: Path) -> Iterator[Finding]:
+    """Look whether the disk below a path answers; find nothing if it does."""
+    health = HealthLook(path, None).result()
+    if health.state not in ("dead disk", "stuck disk"):
+        return
+    yield Finding(Level.ERROR, "disk", f"{health.state}: {health.why}", health.remedy)
+    if health.owner:
+        remedy = "its loads miss until the disk works: repair it, or configure another path"
+        yield Finding(Level.WARNING, "store", health.owner, remedy)
+    else:
+        yield Finding(Level.NOTE, "store", "no owner answers for it")
 
 
 def look_at_path(path: Path, capacity_bytes: int | None) -> Iterator[Finding]:

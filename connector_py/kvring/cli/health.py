@@ -1,0 +1,271 @@
+"""Whether a path of a store is healthy, why not, and what to type next: told in bounded time."""
+
+import os
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kvring import KvRingError
+from kvring._native import StoredChunks
+from kvring.cli.disk import BoundedLook, read_head
+from kvring.cli.output import size_text
+from kvring.cli.users import as_user, whose
+from kvring.mounts import Mount, mount_at
+from kvring.owner_address import INDEX_NAME, Place, look_at
+from kvring.owner_requests import ask
+from kvring.socket_peers import OtherUserError, StoppedError
+
+__all__ = ["Health", "HealthLook"]
+
+_DISK_DEADLINE_S: Final = 0.9
+_OWNER_DEADLINE_S: Final = 0.6
+# The least that a store grows by.
+_LEAST_FREE_BYTES: Final = 64 << 20
+# Of the capacity or the file system: a store that has taken so much is not kept from the rest.
+_WHOLE_SHARE: Final = 0.9
+_READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
+_RUNBOOK: Final = "docs/runbook.md"
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a path is: `state` in a word or two, `why`, and the `remedy`, empty if it is healthy.
+
+    `owner` is what the owner says, empty if it says nothing.
+    """
+
+    path: str
+    state: str
+    why: str
+    remedy: str = ""
+    owner: str = ""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it serves, and nothing is to be done."""
+        return self.state == "healthy"
+
+
+class _Disk(NamedTuple):
+    """What the disk tells of a path; `error` is what fails there, `damage` what of the index."""
+
+    place: Place | None = None
+    error: OSError | None = None
+    damage: str = ""
+    facts: dict[str, Any] | None = None
+    free_bytes: int = 0
+    total_bytes: int = 0
+    has_inodes: bool = True
+
+
+class HealthLook:
+    """A look at a path, under way. It needs no disk, and never hangs."""
+
+    def __init__(self, path: Path, index_path: Path | None) -> None:
+        """Begin it: the disk is looked at in a process of its own."""
+        self._path, self._index_path = path, index_path
+        self._end_s = time.monotonic() + _DISK_DEADLINE_S
+        self._look = BoundedLook(lambda: _disk_of(path, index_path))
+        self._disk: _Disk | None = None
+        self._mount = mount_at(Path(os.path.normpath(path.absolute())))
+
+    def result(self) -> Health:
+        """Ask the owner, wait for the disk, and judge."""
+        answer: dict[str, Any] | None = None
+        error: Exception | None = None
+        try:
+            request = {"ask": "stats"}
+            answer = ask(
+                self._path,
+                self._index_path,
+                request,
+                look=lambda *_: self._place(),
+                deadline_s=_OWNER_DEADLINE_S,
+            )
+        except (OSError, KvRingError) as found:
+            error = found
+        disk = self._disk_now()
+        health = self._of_error(error, disk) or self._of_disk(disk, answer)
+        if answer is None:
+            return health or self._of_nobody(disk, error)
+        return replace(health or self._of_owner(answer, disk), owner=_words(answer))
+
+    def _disk_now(self) -> _Disk:
+        if self._disk is None:
+            try:
+                self._disk = self._look.result(max(self._end_s - time.monotonic(), 0))
+            except OSError as error:
+                self._disk = _Disk(error=error)
+        return self._disk
+
+    def _place(self) -> Place:
+        disk = self._disk_now()
+        if disk.place is None:
+            raise disk.error or FileNotFoundError
+        return disk.place
+
+    def _health(self, state: str, why: str, remedy: str = "") -> Health:
+        return Health(str(self._path), state, why, remedy)
+
+    def _of_error(self, error: Exception | None, disk: _Disk) -> Health | None:
+        """Judge by why the owner does not answer, as far as that is no fault of the disk."""
+        if isinstance(error, OtherUserError):
+            remedy = as_user(error.user_id, self._path, "kvring status")
+            if os.geteuid() == 0:
+                remedy = f"ls -ld {self._quoted()}; ps -fu {error.user_id}"
+            return self._health("another user's", str(error), remedy)
+        if isinstance(disk.error, PermissionError):
+            why, _, remedy = whose(self._path, "kvring status").rpartition(": ")
+            return self._health("another user's", why, remedy)
+        if isinstance(error, StoppedError):
+            why = f"process {error.process_id}, which has it open, is stopped (SIGSTOP)"
+            return self._health("stopped owner", why, f"kill -CONT {error.process_id}")
+        return None
+
+    def _of_disk(self, disk: _Disk, answer: dict[str, Any] | None) -> Health | None:
+        served = "" if answer is None else f"; process {answer['process_id']} still answers"
+        is_dead = self._mount is not None and "shutdown" in self._mount.options
+        if isinstance(disk.error, TimeoutError):
+            why = f"{self._device()} did not answer in {_DISK_DEADLINE_S:g} s{served}"
+            return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#dead-disk")
+        if isinstance(disk.error, (FileNotFoundError, NotADirectoryError)):
+            return None if answer is None else self._moved(answer)
+        if disk.error is not None or is_dead:
+            reason = (disk.error and disk.error.strerror) or "its file system has shut down"
+            remedy = f"dmesg -T | tail; smartctl -a {self._device()}; {_RUNBOOK}#dead-disk"
+            return self._health("dead disk", f"{self._device()}: {reason}{served}", remedy)
+        if disk.damage:
+            remedy = f"kvring verify {self._quoted()}; {_RUNBOOK}#damaged-index"
+            return self._health("damaged index", f"{disk.damage}{served}", remedy)
+        return None
+
+    def _moved(self, answer: dict[str, Any]) -> Health:
+        process_id = answer["process_id"]
+        known = {one["path"] for one in answer["stats"]["paths"]}
+        places = _directories_of(process_id) - known
+        why = f"nothing is there, and process {process_id} has what was there open"
+        remedy = f"put it back, or restart process {process_id}; it stores nothing until then"
+        if len(places) == 1:
+            (place,) = places
+            why += f", now at {place}"
+            remedy = f"mv {shlex.quote(place)} {self._quoted()}"
+        return self._health("renamed", why, remedy)
+
+    def _of_owner(self, answer: dict[str, Any], disk: _Disk) -> Health:
+        one = _own_path(answer)
+        who = f"process {answer['process_id']}"
+        if self._is_read_only():
+            remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}"
+            if self._mount is not None and "emergency_ro" in self._mount.options:
+                remedy = f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount"
+            why = f"{self._mounted()} is mounted read-only: {who} stores nothing"
+            return self._health("read-only", why, remedy)
+        is_short = disk.free_bytes < _LEAST_FREE_BYTES or not disk.has_inodes
+        used = f"{size_text(one['used_bytes'])} of {size_text(one['capacity_bytes'])}"
+        possible_bytes = min(one["capacity_bytes"], disk.total_bytes)
+        if is_short and one["used_bytes"] < _WHOLE_SHARE * possible_bytes:
+            what = size_text(disk.free_bytes) if disk.has_inodes else "no inode"
+            why = f"{self._mounted()} has {what} free; {who} has got {used}"
+            return self._health("full", why, f"df -h {self._mounted()}; {_RUNBOOK}#full-disk")
+        if trouble := one["reason"] or one["trouble"]:
+            remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}"
+            return self._health("failing", f"{who}: {trouble}", remedy)
+        note = f"; {one['note']}" if one["note"] else ""
+        return self._health("healthy", f"{who}, {one['keys']:,} chunks, {used} used{note}")
+
+    def _of_nobody(self, disk: _Disk, error: Exception | None) -> Health:
+        if error is not None and not isinstance(disk.error, FileNotFoundError):
+            remedy = f"{_RUNBOOK}#stale-lock"
+            return self._health("silent owner", f"the owner does not answer: {error}", remedy)
+        if disk.facts is None:
+            remedy = f"start the server, or name its path; kvring doctor {self._quoted()}"
+            what = "no index.kvring is" if self._is_there() else "nothing is"
+            return self._health("no store", f"{what} there", remedy)
+        if holder := disk.facts["holder"]:
+            why = f"{holder} has it open and does not listen here"
+            remedy = f"ask in its network namespace; kvring info {self._quoted()}"
+            return self._health("silent owner", why, remedy)
+        if disk.facts["is_closed_in_order"]:
+            return self._health("not open", "its last owner has closed it", "start the server")
+        why = "nobody has it open, and its last owner did not close it"
+        return self._health("killed owner", why, "start the server: it finds the chunks again")
+
+    def _is_there(self) -> bool:
+        # The disk has answered.
+        with suppress(OSError):
+            return self._path.exists()
+        return False
+
+    def _is_read_only(self) -> bool:
+        if self._disk is not None and self._disk.place is not None and self._disk.place.is_device:
+            number = self._path.stat().st_rdev
+            switch = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/ro")
+            return switch.exists() and switch.read_text(encoding="ascii").strip() == "1"
+        return self._mount is not None and bool(_READ_ONLY & self._mount.options)
+
+    def _device(self) -> str:
+        """Return the device below the path, as far as it has one."""
+        mount: Mount | None = self._mount
+        if mount is None or mount.file_system in ("devtmpfs", "tmpfs", "overlay"):
+            return self._quoted()
+        return shlex.quote(mount.source)
+
+    def _mounted(self) -> str:
+        return self._quoted() if self._mount is None else shlex.quote(str(self._mount.mount_point))
+
+    def _quoted(self) -> str:
+        return shlex.quote(str(self._path))
+
+
+def _own_path(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what an owner says of the path for which it was asked."""
+    paths: list[dict[str, Any]] = answer["stats"]["paths"]
+    return next((one for one in paths if one["path"] == answer["path"]), paths[0])
+
+
+def _words(answer: dict[str, Any]) -> str:
+    one = _own_path(answer)
+    trouble = one["reason"] or one["trouble"] or "it reports no failure"
+    return f"process {answer['process_id']} has {one['keys']:,} chunks there; {trouble}"
+
+
+def _disk_of(path: Path, index_path: Path | None) -> _Disk:
+    """Look at the disk."""
+    place: Place | None = None
+    try:
+        place = look_at(path, index_path)
+        read_head(path)
+        found = os.statvfs(path)
+    except OSError as error:
+        return _Disk(place, error)
+    facts, damage = None, ""
+    try:
+        facts = StoredChunks(path, index_path).facts()
+    except (KvRingError, OSError) as error:
+        damage = str(error)
+    if place.is_device:
+        return _Disk(place, None, damage, facts)
+    return _Disk(
+        place,
+        None,
+        damage,
+        facts,
+        found.f_bavail * found.f_frsize,
+        found.f_blocks * found.f_frsize,
+        not found.f_files or bool(found.f_favail),
+    )
+
+
+def _directories_of(process_id: int) -> set[str]:
+    """Return where the indexes are that a process has open, as far as this user may know."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{process_id}/fd").iterdir():
+            with suppress(OSError):
+                target = descriptor.readlink()
+                if target.name == INDEX_NAME:
+                    found.add(str(target.parent))
+    return found

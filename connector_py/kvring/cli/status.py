@@ -1,0 +1,45 @@
+"""`kvring status`: one line on each path: healthy or not, why, and what to type next."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from kvring.cli.health import Health, HealthLook
+from kvring.cli.output import print_json, printable
+from kvring.cli.parameters import json_option
+from kvring.cli.stores import index_path_option, store_paths
+
+__all__ = ["status"]
+
+_EPILOG = """
+Exit status: 0 if every path is healthy, 1 if one is not, 2 for wrong arguments.
+"""
+
+
+@click.command(epilog=_EPILOG, short_help="Say of each path whether it is healthy, in a line.")
+@store_paths
+@index_path_option
+@json_option
+def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
+    """Say of each PATH in a line whether it is healthy, why not, and what to type next.
+
+    The owner is asked, and the disk is read. A dead or stuck disk, or a stopped owner, is told
+    within two seconds. Nothing is changed.
+    """
+    looks = [HealthLook(path, index_path) for path in paths]
+    # Each waits for owners and disks that may not answer.
+    with ThreadPoolExecutor(max_workers=len(looks)) as threads:
+        found = list(threads.map(HealthLook.result, looks))
+    if as_json:
+        print_json([{**asdict(one), "is_healthy": one.is_healthy} for one in found])
+    else:
+        for one in found:
+            click.echo(_line(one))
+    return 0 if all(one.is_healthy for one in found) else 1
+
+
+def _line(health: Health) -> str:
+    remedy = f"; do: {health.remedy}" if health.remedy else ""
+    return printable(f"{health.path}: {health.state}: {health.why}{remedy}")

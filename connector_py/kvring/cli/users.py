@@ -1,0 +1,54 @@
+"""Paths of other users: whose they are, and how to run a command as that user."""
+
+import os
+import pwd
+import shlex
+from pathlib import Path
+
+import click
+
+__all__ = ["as_user", "is_forbidden", "user_name", "whose"]
+
+
+def user_name(user_id: int) -> str:
+    """Return the name of a user as sudo takes it."""
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"#{user_id}"
+
+
+def as_user(user_id: int, path: Path, command: str | None = None) -> str:
+    """Return a command, by default this one, for a path, as that user runs it."""
+    context = click.get_current_context(silent=True)
+    command = command or (context.command_path if context is not None else "kvring")
+    return f"sudo -u {shlex.quote(user_name(user_id))} {command} {shlex.quote(str(path))}"
+
+
+def is_forbidden(path: Path) -> bool:
+    """Tell whether this user may not read what is at a path."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.R_OK, effective_ids=True)
+
+
+def whose(path: Path, command: str | None = None) -> str:
+    """Return a sentence on a path that this user may not read: whose it is, and what to type."""
+    path = path.absolute()
+    for one in (*reversed(path.parents), path):
+        try:
+            status = one.stat()
+        except OSError:
+            break
+        found, user_id = one, status.st_uid
+        if not os.access(one, os.R_OK if one == path else os.X_OK, effective_ids=True):
+            break
+    what = str(found) if found == path else f"{found}, which {path} is in,"
+    return (
+        f"{what} is of user {user_name(user_id)}, and this user ({user_name(os.geteuid())}) may "
+        f"not read it: {as_user(user_id, path, command)}"
+    )
