@@ -7,6 +7,18 @@ __all__ = ["frame"]
 _OPERATIONS: Final = ("get", "set", "delete")
 _PHASES: Final = ("wait", "device", "total")
 _MOST_NAMESPACES: Final = 20
+# What an operator looks for, and the counter of each.
+_FAILURES: Final = {
+    "late loads": "get_late",
+    "read errors": "read_errors",
+    "checksum mismatches": "checksum_mismatch",
+    "queue full": "set_rejected_queue_full",
+    "store full": "store_full",
+    "too long": "set_too_long",
+    "write errors": "write_errors",
+    "sync errors": "sync_errors",
+    "hash collisions": "hash_collision",
+}
 
 
 def frame(
@@ -22,7 +34,9 @@ def frame(
     Returns:
         `time_s` (Unix time), `over_s`, rates in a second (`*_per_s`), `lookup_hit_ratio` and
         `load_hit_ratio` (None where nothing was asked), `hit_ratio_by_capacity` (of lookups, with
-        1, 1.5 and 2 times the capacity), `latency_ms` (op, then phase, then p50 and p99; None where
+        1, 1.5 and 2 times the capacity), `hit_ratio_since_open` (of lookups), `failures` (of
+        each reason, `now` and `since_open`), `open_s` (seconds since the open), `latency_ms` (op,
+        then phase, then p50 and p99; None where
         nothing was done), `space`, the largest `namespaces`, and `paths`.
     """
     stats, usage = now["stats"], now["usage"]
@@ -58,6 +72,14 @@ def frame(
             times: _ratio(min(hits + extra, lookups), lookups)
             for times, extra in extra_hits.items()
         },
+        "hit_ratio_since_open": _ratio(
+            stats["exists_hits"], stats["exists_hits"] + stats["exists_misses"]
+        ),
+        "failures": {
+            reason: {"now": int(change(name)) if was else 0, "since_open": stats[name]}
+            for reason, name in _FAILURES.items()
+        },
+        "open_s": stats["open_s"],
         "latency_ms": _latencies(before, now),
         "in_flight": stats["in_flight"],
         "store_queue_bytes": stats["set_queued_bytes"],

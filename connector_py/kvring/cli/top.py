@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from kvring.cli.failure import Failure
 from kvring.cli.frame import frame
-from kvring.cli.output import console, grid, print_json, size_text, table
+from kvring.cli.output import console, grid, print_json, size_text
 from kvring.cli.owner import need_owner
+from kvring.cli.screen import screen
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
 
@@ -27,9 +25,6 @@ _EPILOG = """
 Exit status: 0 if all is well, 1 if nobody has the store open, its owner cannot be asked, or there
 is no store; 2 for wrong arguments.
 """
-
-_OPERATIONS = {"get": "load", "set": "store", "delete": "delete"}
-_BAR_COLUMNS = 30
 
 
 @click.command(epilog=_EPILOG, short_help="Tell what an open store has done since it was opened.")
@@ -45,7 +40,8 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         print_json(answer)
         return 0
     counters = answer["stats"]
-    console().print(_shown(path, frame(None, answer, None)))
+    printed = console()
+    printed.print(screen(printed, path, frame(None, answer, None)))
     shown = grid()
     for name, text in {
         "loaded": f"{size_text(counters['read_bytes'])} in {counters['get_hits']:,} chunks",
@@ -60,7 +56,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         f"{counters['write_errors']:,} writing, {counters['sync_errors']:,} syncing",
     }.items():
         shown.add_row(name, text)
-    console().print(shown)
+    printed.print(shown)
     return 0
 
 
@@ -112,9 +108,9 @@ def top(
     with Live(console=shown, auto_refresh=False, screen=shown.is_terminal) as live:
         for one in frames:
             if shown.is_terminal:
-                live.update(_shown(path, one), refresh=True)
+                live.update(screen(shown, path, one, shown.height), refresh=True)
             else:
-                shown.print(_shown(path, one))
+                shown.print(screen(shown, path, one))
     return 0
 
 
@@ -162,73 +158,3 @@ def _is_same_open(before: dict[str, Any], now: dict[str, Any]) -> bool:
         now["stats"][name] >= before["stats"][name] for name in ("reactor_turns", "set_queued")
     )
     return has_grown and before["process_id"] == now["process_id"]
-
-
-def _shown(path: Path, one: dict[str, Any]) -> RenderableType:
-    return Group(_head(path, one), _traffic(one), _space(one), _namespaces(one))
-
-
-def _head(path: Path, one: dict[str, Any]) -> Table:
-    head = grid()
-    head.add_row("store", str(path))
-    head.add_row("open in", f"process {one['process_id']}, kvring {one['version']}")
-    head.add_row("engine", one["engine"])
-    head.add_row("lookups", f"{_rate(one['lookups_per_s'])}{_hits(one)}")
-    head.add_row(
-        "in flight", f"{one['in_flight']:,}, {size_text(one['store_queue_bytes'])} to store"
-    )
-    return head
-
-
-def _hits(one: dict[str, Any]) -> str:
-    ratio = one["lookup_hit_ratio"]
-    if ratio is None:
-        return "none"
-    by_capacity = one["hit_ratio_by_capacity"]
-    return (
-        f"{ratio:.0%} hit; with 1.5 times the capacity {by_capacity['1.5']:.0%}, "
-        f"with twice {by_capacity['2']:.0%}"
-    )
-
-
-def _rate(per_s: float | None) -> str:
-    return "" if per_s is None else f"{per_s:,.0f}/s, "
-
-
-def _traffic(one: dict[str, Any]) -> Table:
-    latencies = ("wait p50", "wait p99", "drive p50", "drive p99", "total p50", "total p99")
-    numbers = ("per s", "bytes per s", *(f"{name} ms" for name in latencies))
-    shown = table("", *numbers, right=numbers)
-    rates = {
-        "get": (one["loads_per_s"], one["read_bytes_per_s"]),
-        "set": (one["stores_per_s"], one["written_bytes_per_s"]),
-        "delete": (None, None),
-    }
-    for op, name in _OPERATIONS.items():
-        count, size_bytes = rates[op]
-        row = ["" if count is None else f"{count:,.0f}"]
-        row.append("" if size_bytes is None else size_text(size_bytes))
-        for phase in ("wait", "device", "total"):
-            found = one["latency_ms"][op][phase]
-            row += [f"{found[which]:,.2f}" if found else "" for which in ("p50", "p99")]
-        shown.add_row(name, *row)
-    return shown
-
-
-def _space(one: dict[str, Any]) -> Table:
-    shown = table("path", "used", "", "capacity", "state", right=("used", "capacity"))
-    for path in one["paths"]:
-        used, capacity = path["used_bytes"], path["capacity_bytes"]
-        state = path["reason"] if not path["in_use"] else path["trouble"] or path["note"] or "well"
-        bar = ProgressBar(total=max(capacity, 1), completed=used, width=_BAR_COLUMNS)
-        shown.add_row(path["path"], size_text(used), bar, size_text(capacity), state)
-    return shown
-
-
-def _namespaces(one: dict[str, Any]) -> Table:
-    numbers = ("chunks", "on disk")
-    shown = table(*numbers, "namespace", right=numbers)
-    for space in one["namespaces"]:
-        name = space["name"] or "(keys not of LMCache's form)"
-        shown.add_row(f"{space['keys']:,}", size_text(space["allocated_bytes"]), name)
-    return shown
