@@ -3,12 +3,14 @@
 A name is in the abstract namespace (unix(7)), of the owner's network namespace. It is made of what
 the kernel knows without the disk: the device of the file system, the path within that, and the
 inode of the directory, as a directory may be moved away and another one take its place. So it is
-the same in each mount namespace. A file reaches across network namespaces, as long as the disk
-answers.
+found from each mount namespace. A random end keeps it free: the kernel has the name of an owner for
+a moment after that has closed it, and somebody else could take it. A file reaches across network
+namespaces, as long as the disk answers.
 """
 
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ __all__ = [
     "Look",
     "Place",
     "at_file",
+    "is_of_inode",
     "is_socket",
     "look_at",
     "names",
@@ -40,6 +43,7 @@ CHUNKS_NAME: Final = "chunks"
 # Their nodes can be looked at without a disk.
 _IN_MEMORY: Final = ("devtmpfs", "tmpfs")
 _DIGEST_BYTES: Final = 16
+_TOKEN_BYTES: Final = 8
 
 
 class Place(NamedTuple):
@@ -80,7 +84,13 @@ def names(path: Path) -> list[str]:
     status = path.stat()
     inode = 0 if stat.S_ISBLK(status.st_mode) else status.st_ino
     places = (_normal(path), path.resolve())
-    return list(dict.fromkeys(f"{prefix}{inode}" for prefix in map(_prefix, places) if prefix))
+    prefixes = dict.fromkeys(prefix for prefix in map(_prefix, places) if prefix)
+    return [f"{prefix}{inode}-{secrets.token_hex(_TOKEN_BYTES)}" for prefix in prefixes]
+
+
+def is_of_inode(name: str, inode: int) -> bool:
+    """Tell whether a name is that of a store whose directory has this inode."""
+    return name.split("-")[-2:-1] == [str(inode)]
 
 
 def names_at(path: Path) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvring._native import KvRingError
-from kvring.owner_address import Look, Place, at_file, is_socket, look_at, names_at
+from kvring.owner_address import Look, Place, at_file, is_of_inode, is_socket, look_at, names_at
 from kvring.socket_peers import Line, OtherUserError, check_not_stopped, check_user, peer_of
 
 __all__ = ["ask", "connect"]
@@ -136,7 +136,7 @@ def _names_of_owner(path: Path, look: Callable[[], Place]) -> list[str]:
     return [
         name
         for name in dict.fromkeys([*found, *names_at(place.resolved)])
-        if name.endswith(f"-{place.inode}")
+        if is_of_inode(name, place.inode)
     ]
 
 

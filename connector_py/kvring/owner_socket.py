@@ -78,7 +78,6 @@ class OwnerSocket:
 
     def _listen(self, path: Path) -> None:
         for name in names(path):
-            # It is anybody's to take.
             with _told_if_it_fails(path, "a name"):
                 self._listen_at(path, name)
         if not path.is_block_device():

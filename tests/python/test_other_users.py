@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,12 @@ KEY = make_key(1, "salt-of-a-tenant")
 USER_ID = 54321
 # As a container may have it: this user's group has the directory.
 SHARED_MODE = 0o1777
+
+COMMANDS = [
+    *(("ls",), ("usage",), ("info",), ("verify",), ("export",)),
+    *(("stats",), ("top",), ("size",), ("purge", "--model=test/model", "--yes")),
+    ("resize", "--capacity=64MiB"),
+]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to be another user")
 
@@ -131,8 +138,9 @@ def try_everything(path: str, *names: str) -> None:
         for name in names
         if reach((store / name).lstat) or reach((store / name).open) or reach((store / name).unlink)
     ]
-    failed = [main([word, path]) for word in ("ls", "usage", "info", "stats")]
-    print("\n", reached, reach(lambda: list(store.iterdir())), failed)
+    for arguments in COMMANDS:
+        print(main([arguments[0], path, *arguments[1:]]), *arguments, file=sys.stderr)
+    print("\n", reached, reach(lambda: list(store.iterdir())))
 
 
 @needs_root
@@ -150,7 +158,12 @@ def test_another_user_gets_nowhere(public_directory: Path, layout: str) -> None:
             assert SOCKET in names
             ended = run_child(try_everything, str(store), *names)
             assert ended.returncode == 0, ended.stderr
-            assert ended.stdout.splitlines()[-1] == " [] False [1, 1, 1, 1]", ended
+            assert ended.stdout.splitlines()[-1] == " [] False", ended
+            said = ended.stderr.splitlines()
+            for line, answer, arguments in zip(said[::2], said[1::2], COMMANDS, strict=True):
+                assert answer == " ".join(("1", *arguments))
+                command = " ".join(("kvring", arguments[0], str(store), *arguments[1:]))
+                assert line.endswith(f": sudo -u root {command}"), line
             assert "salt-of-a-tenant" not in ended.stdout + ended.stderr
             assert Client(connector).load(KEY, MIB) == pattern(MIB, 1)
     finally:

@@ -17,6 +17,7 @@ import pytest
 
 import kvring
 from kvring.cli import main
+from kvring.owner_address import names
 from kvring.owner_requests import ask
 from tests.python.conftest import (
     HANG_DEADLINE_S,
@@ -93,6 +94,30 @@ def test_nobody_answers_for_a_store_that_is_closed(
     assert ask(store_directory, None, {"ask": "stats"}) is not None
     del connector
     assert ask(store_directory, None, {"ask": "stats"}) is None
+
+
+def test_an_owner_is_found_by_name_while_that_of_the_one_before_is_taken(
+    store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel has a name for a moment after its owner has closed it, and refuses who asks."""
+    store_directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as closing:
+        closing.bind(names(store_directory)[0])
+        with kvring.Connector(store_directory, "64MiB"):
+            (store_directory / SOCKET).unlink()
+            assert ask(store_directory, None, {"ask": "stats"})["process_id"] == os.getpid()
+    assert "cannot ask" not in caplog.text
+
+
+@pytest.mark.parametrize("first", ["link", "target"])
+def test_links_lead_to_the_owner(store_directory: Path, tmp_path: Path, first: str) -> None:
+    store_directory.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(store_directory)
+    opened, asked = (link, store_directory) if first == "link" else (store_directory, link)
+    with kvring.Connector(opened, "64MiB"):
+        (store_directory / SOCKET).unlink()
+        assert ask(asked, None, {"ask": "stats"})["path"] == str(opened)
 
 
 def hold(directory: str) -> None:

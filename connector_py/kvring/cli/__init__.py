@@ -99,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number of the signal that ended it early.
     """
     try:
-        status = kvring.main(arguments, prog_name="kvring", standalone_mode=False)
+        # Those of the process are kept for messages that tell what to type.
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        status = kvring.main(given, prog_name="kvring", standalone_mode=False, obj=tuple(given))
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -12,7 +12,7 @@ from kvring import KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import BoundedLook, read_head
 from kvring.cli.output import size_text
-from kvring.cli.users import as_user, whose
+from kvring.cli.users import as_user, user_name, whose
 from kvring.mounts import Mount, mount_at
 from kvring.owner_address import INDEX_NAME, Place, look_at
 from kvring.owner_requests import ask
@@ -113,12 +113,13 @@ class HealthLook:
     def _of_error(self, error: Exception | None, disk: _Disk) -> Health | None:
         """Judge by why the owner does not answer, as far as that is no fault of the disk."""
         if isinstance(error, OtherUserError):
-            remedy = as_user(error.user_id, self._path, "kvring status")
             if os.geteuid() == 0:
                 remedy = f"ls -ld {self._quoted()}; ps -fu {error.user_id}"
-            return self._health("another user's", str(error), remedy)
+                return self._health("another user's", str(error), remedy)
+            why = f"a process of user {user_name(error.user_id)} has it open"
+            return self._health("another user's", why, as_user(error.user_id, self._command()))
         if isinstance(disk.error, PermissionError):
-            why, _, remedy = whose(self._path, "kvring status").rpartition(": ")
+            why, _, remedy = whose(self._path, self._command()).rpartition(": ")
             return self._health("another user's", why, remedy)
         if isinstance(error, StoppedError):
             why = f"process {error.process_id}, which has it open, is stopped (SIGSTOP)"
@@ -215,6 +216,9 @@ class HealthLook:
 
     def _mounted(self) -> str:
         return self._quoted() if self._mount is None else shlex.quote(str(self._mount.mount_point))
+
+    def _command(self) -> str:
+        return f"kvring status {self._quoted()}"
 
     def _quoted(self) -> str:
         return shlex.quote(str(self._path))

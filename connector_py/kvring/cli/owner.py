@@ -57,7 +57,7 @@ def _check_disk(path: Path) -> None:
 def _reason(path: Path, error: OSError | KvRingError) -> str:
     if isinstance(error, OtherUserError):
         is_root = os.geteuid() == 0
-        return f"{error}" if is_root else f"{error}: {as_user(error.user_id, path)}"
+        return f"{error}" if is_root else f"{error}: {as_user(error.user_id)}"
     return whose(path) if isinstance(error, PermissionError) else str(error)
 
 

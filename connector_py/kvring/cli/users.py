@@ -18,11 +18,12 @@ def user_name(user_id: int) -> str:
         return f"#{user_id}"
 
 
-def as_user(user_id: int, path: Path, command: str | None = None) -> str:
-    """Return a command, by default this one, for a path, as that user runs it."""
+def as_user(user_id: int, command: str | None = None) -> str:
+    """Return a command, by default the one that runs, as that user runs it."""
     context = click.get_current_context(silent=True)
-    command = command or (context.command_path if context is not None else "kvring")
-    return f"sudo -u {shlex.quote(user_name(user_id))} {command} {shlex.quote(str(path))}"
+    if command is None:
+        command = shlex.join(("kvring", *(context.obj if context is not None else ())))
+    return f"sudo -u {shlex.quote(user_name(user_id))} {command}"
 
 
 def is_forbidden(path: Path) -> bool:
@@ -50,5 +51,5 @@ def whose(path: Path, command: str | None = None) -> str:
     what = str(found) if found == path else f"{found}, which {path} is in,"
     return (
         f"{what} is of user {user_name(user_id)}, and this user ({user_name(os.geteuid())}) may "
-        f"not read it: {as_user(user_id, path, command)}"
+        f"not read it: {as_user(user_id, command)}"
     )

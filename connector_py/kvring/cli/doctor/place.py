@@ -13,6 +13,7 @@ from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.doctor.space import TRIAL_BYTES, has_room_for_trial, look_at_space
 from kvring.cli.health import HealthLook
 from kvring.cli.places import PlaceError, own_directory
+from kvring.cli.users import as_user
 from kvring.mounts import Mount, mount_of
 from kvring.owner_requests import ask
 
@@ -126,7 +127,7 @@ def _look_at_rights(path: Path, there: Path) -> Iterator[Finding]:
     if not os.access(there, needed, effective_ids=True):
         owner = there.stat().st_uid
         what = f"user {os.geteuid()} may not write to {there}, which is user {owner}'s"
-        remedy = "run as the user of the server, or chown it to that one"
+        remedy = f"run as the user of the server, {as_user(owner)}; or chown it to that one"
         yield Finding(Level.ERROR, "rights", what, remedy)
         return
     others = [
