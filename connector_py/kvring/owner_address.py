@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -102,10 +102,15 @@ def names_at(path: Path) -> list[str]:
     if prefix is None:
         return []
     shown = "@" + prefix[1:]
-    with Path("/proc/net/unix").open(encoding="utf-8", errors="surrogateescape") as lines:
-        found = (line.rpartition(" ")[2].rstrip("\n") for line in lines)
-        # A connection that was accepted has the name of who listens.
-        return list(dict.fromkeys("\0" + name[1:] for name in found if name.startswith(shown)))
+    found: dict[str, None] = {}
+    # Where the kernel lists no sockets there is the file.
+    with suppress(OSError), Path("/proc/net/unix").open("rb") as lines:
+        for line in lines:
+            name = line.rpartition(b" ")[2].rstrip(b"\n").decode(errors="replace")
+            # A connection that was accepted has the name of who listens.
+            if name.startswith(shown):
+                found["\0" + name[1:]] = None
+    return list(found)
 
 
 def _normal(path: Path) -> Path:

@@ -17,7 +17,16 @@ import kvring
 from kvring.cli import main
 from kvring.owner_address import SOCKET_NAME
 from kvring.owner_requests import ask
-from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern, run_child, until
+from tests.python.conftest import (
+    HANG_DEADLINE_S,
+    MIB,
+    Client,
+    bare_loop_device,
+    make_key,
+    pattern,
+    run_child,
+    until,
+)
 from tests.python.faulty_device import FaultyDevice, faulty_device
 from tests.python.test_enospc import Filler
 from tests.python.test_io_errors import MAKE_EXT4
@@ -131,6 +140,21 @@ def test_a_directory_that_was_moved_away(client: Client, store_directory: Path) 
     shutil.rmtree(store_directory)
     moved.rename(store_directory)
     client.wait_until(lambda: not client.connector.stats()["paths"][0]["trouble"])
+
+
+@pytest.mark.root
+def test_a_block_device(tmp_path: Path) -> None:
+    with bare_loop_device(tmp_path, SIZE_BYTES) as device:
+        path = device.path
+        assert_state(path, "no store", "no store is there", f"kvring doctor {path}")
+        with kvring.Connector(path, "all"):
+            assert status_of(path)[0]["state"] == "healthy"
+            run("blockdev", "--setro", str(path))
+            try:
+                assert_state(path, "read-only", "the device is", f"blockdev --setrw {path}")
+            finally:
+                run("blockdev", "--setrw", str(path))
+        assert_state(path, "not open", "its last owner has closed it", "start the server")
 
 
 @pytest.mark.root

@@ -27,6 +27,8 @@ _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
 _WHOLE_SHARE: Final = 0.9
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
+# What StoredChunks says of a device without one.
+_NO_STORE: Final = "it holds no store"
 _RUNBOOK: Final = "docs/runbook.md"
 
 
@@ -99,6 +101,9 @@ class HealthLook:
                 self._disk = self._look.result(max(self._end_s - time.monotonic(), 0))
             except OSError as error:
                 self._disk = _Disk(error=error)
+            if self._disk.place is not None:
+                # Links lead there.
+                self._mount = mount_at(self._disk.place.resolved)
         return self._disk
 
     def _place(self) -> Place:
@@ -138,7 +143,8 @@ class HealthLook:
             reason = (disk.error and disk.error.strerror) or "its file system has shut down"
             remedy = f"dmesg -T | tail; smartctl -a {self._device()}; {_RUNBOOK}#dead-disk"
             return self._health("dead disk", f"{self._device()}: {reason}{served}", remedy)
-        if disk.damage:
+        is_blank = disk.damage.endswith(_NO_STORE) and answer is None
+        if disk.damage and not is_blank:
             remedy = f"kvring verify {self._quoted()}; {_RUNBOOK}#damaged-index"
             return self._health("damaged index", f"{disk.damage}{served}", remedy)
         return None
@@ -158,9 +164,12 @@ class HealthLook:
     def _of_owner(self, answer: dict[str, Any], disk: _Disk) -> Health:
         one = _own_path(answer)
         who = f"process {answer['process_id']}"
-        if self._is_read_only():
+        if self._is_read_only_device(disk):
+            remedy = f"dmesg -T | tail; blockdev --setrw {self._quoted()}"
+            return self._health("read-only", f"the device is: {who} stores nothing", remedy)
+        if self._mount is not None and self._mount.options & _READ_ONLY:
             remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}"
-            if self._mount is not None and "emergency_ro" in self._mount.options:
+            if "emergency_ro" in self._mount.options:
                 remedy = f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount"
             why = f"{self._mounted()} is mounted read-only: {who} stores nothing"
             return self._health("read-only", why, remedy)
@@ -184,6 +193,7 @@ class HealthLook:
         if disk.facts is None:
             remedy = f"start the server, or name its path; kvring doctor {self._quoted()}"
             what = "no index.kvring is" if self._is_there() else "nothing is"
+            what = "no store is" if disk.damage else what
             return self._health("no store", f"{what} there", remedy)
         if holder := disk.facts["holder"]:
             why = f"{holder} has it open and does not listen here"
@@ -200,12 +210,12 @@ class HealthLook:
             return self._path.exists()
         return False
 
-    def _is_read_only(self) -> bool:
-        if self._disk is not None and self._disk.place is not None and self._disk.place.is_device:
-            number = self._path.stat().st_rdev
-            switch = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/ro")
-            return switch.exists() and switch.read_text(encoding="ascii").strip() == "1"
-        return self._mount is not None and bool(_READ_ONLY & self._mount.options)
+    def _is_read_only_device(self, disk: _Disk) -> bool:
+        if disk.place is None or not disk.place.is_device:
+            return False
+        number = self._path.stat().st_rdev
+        switch = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/ro")
+        return switch.exists() and switch.read_text(encoding="ascii").strip() == "1"
 
     def _device(self) -> str:
         """Return the device below the path, as far as it has one."""
@@ -227,7 +237,7 @@ class HealthLook:
 def _own_path(answer: dict[str, Any]) -> dict[str, Any]:
     """Return what an owner says of the path for which it was asked."""
     paths: list[dict[str, Any]] = answer["stats"]["paths"]
-    return next((one for one in paths if one["path"] == answer["path"]), paths[0])
+    return next((one for one in paths if one["path"] == answer.get("path")), paths[0])
 
 
 def _words(answer: dict[str, Any]) -> str:

@@ -107,7 +107,7 @@ def _need_paths(answer: dict[str, Any], paths: tuple[Path, ...], index_path: Pat
         Failure: There are others.
     """
     others = [ask_owner(path, index_path, ask="stats") for path in paths[1:]]
-    named = {one["path"] for one in (answer, *others) if one is not None}
+    named = {one.get("path") for one in (answer, *others) if one is not None}
     open_paths = [one["path"] for one in answer["stats"]["paths"] if one["in_use"]]
     if further := [one for one in open_paths if one not in named]:
         message = (
