@@ -105,9 +105,11 @@ def test_healthy_and_not_open_and_no_store(
 ) -> None:
     client = open_client()
     client.store({make_key(1): pattern(MIB, 1)})
-    nothing, empty = tmp_path / "nothing", tmp_path / "empty"
+    nothing, empty, file = (tmp_path / name for name in ("nothing", "empty", "file"))
     empty.mkdir()
-    healthy, absent, without = status_of(store_directory, nothing, empty)
+    file.touch()
+    healthy, absent, without, no_directory = status_of(store_directory, nothing, empty, file)
+    assert no_directory["state"] == "no store"
     assert healthy["state"] == "healthy"
     assert f"process {os.getpid()}, 1 chunks" in healthy["why"]
     assert absent["state"] == without["state"] == "no store"

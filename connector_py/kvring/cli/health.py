@@ -12,7 +12,7 @@ from kvring import KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import BoundedLook, read_head
 from kvring.cli.output import size_text
-from kvring.cli.users import as_user, user_name, whose
+from kvring.cli.users import as_user, owner_of, user_name
 from kvring.mounts import Mount, mount_at
 from kvring.owner_address import INDEX_NAME, Place, look_at
 from kvring.owner_requests import ask
@@ -26,6 +26,7 @@ _OWNER_DEADLINE_S: Final = 0.6
 _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
 _WHOLE_SHARE: Final = 0.9
+_ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
 _NO_STORE: Final = "it holds no store"
@@ -124,8 +125,8 @@ class HealthLook:
             why = f"a process of user {user_name(error.user_id)} has it open"
             return self._health("another user's", why, as_user(error.user_id, self._command()))
         if isinstance(disk.error, PermissionError):
-            why, _, remedy = whose(self._path, self._command()).rpartition(": ")
-            return self._health("another user's", why, remedy)
+            why, user_id = owner_of(self._path)
+            return self._health("another user's", why, as_user(user_id, self._command()))
         if isinstance(error, StoppedError):
             why = f"process {error.process_id}, which has it open, is stopped (SIGSTOP)"
             return self._health("stopped owner", why, f"kill -CONT {error.process_id}")
@@ -137,7 +138,7 @@ class HealthLook:
         if isinstance(disk.error, TimeoutError):
             why = f"{self._device()} did not answer in {_DISK_DEADLINE_S:g} s{served}"
             return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#dead-disk")
-        if isinstance(disk.error, (FileNotFoundError, NotADirectoryError)):
+        if isinstance(disk.error, _ABSENT):
             return None if answer is None else self._moved(answer)
         if disk.error is not None or is_dead:
             reason = (disk.error and disk.error.strerror) or "its file system has shut down"
@@ -187,7 +188,7 @@ class HealthLook:
         return self._health("healthy", f"{who}, {one['keys']:,} chunks, {used} used{note}")
 
     def _of_nobody(self, disk: _Disk, error: Exception | None) -> Health:
-        if error is not None and not isinstance(disk.error, FileNotFoundError):
+        if error is not None and not isinstance(disk.error, _ABSENT):
             remedy = f"{_RUNBOOK}#stale-lock"
             return self._health("silent owner", f"the owner does not answer: {error}", remedy)
         if disk.facts is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-__all__ = ["as_user", "is_forbidden", "user_name", "whose"]
+__all__ = ["as_user", "is_forbidden", "owner_of", "user_name", "whose"]
 
 
 def user_name(user_id: int) -> str:
@@ -37,8 +37,14 @@ def is_forbidden(path: Path) -> bool:
     return not os.access(path, os.R_OK, effective_ids=True)
 
 
-def whose(path: Path, command: str | None = None) -> str:
+def whose(path: Path) -> str:
     """Return a sentence on a path that this user may not read: whose it is, and what to type."""
+    sentence, user_id = owner_of(path)
+    return f"{sentence}: {as_user(user_id)}"
+
+
+def owner_of(path: Path) -> tuple[str, int]:
+    """Return a sentence on what this user may not read of a path, and the user whose that is."""
     path = path.absolute()
     for one in (*reversed(path.parents), path):
         try:
@@ -49,7 +55,6 @@ def whose(path: Path, command: str | None = None) -> str:
         if not os.access(one, os.R_OK if one == path else os.X_OK, effective_ids=True):
             break
     what = str(found) if found == path else f"{found}, which {path} is in,"
-    return (
-        f"{what} is of user {user_name(user_id)}, and this user ({user_name(os.geteuid())}) may "
-        f"not read it: {as_user(user_id, command)}"
-    )
+    user = user_name(os.geteuid())
+    sentence = f"{what} is of user {user_name(user_id)}, and this user ({user}) may not read it"
+    return sentence, user_id
