@@ -111,7 +111,7 @@ def test_healthy_and_not_open_and_no_store(
     healthy, absent, without, no_directory = status_of(store_directory, nothing, empty, file)
     assert no_directory["state"] == "no store"
     assert healthy["state"] == "healthy"
-    assert f"process {os.getpid()}, 1 chunks" in healthy["why"]
+    assert f"process {os.getpid()}, 1 chunk, " in healthy["why"]
     assert absent["state"] == without["state"] == "no store"
     assert absent["why"] == "nothing is there"
     assert without["why"] == "no index.kvring is there"
@@ -300,7 +300,7 @@ def test_a_stuck_disk_hangs_no_command(open_store: OpenStore) -> None:
         }
     assert found["disk"]["level"] == "error"
     assert "stuck disk: " in found["disk"]["what"]
-    assert f"process {os.getpid()} has 1 chunks there" in found["store"]["what"]
+    assert f"process {os.getpid()} has 1 chunk there" in found["store"]["what"]
     assert f"drive {open_store.device.path.name}" in found
 
 
@@ -312,5 +312,5 @@ def test_doctor_says_what_is_dead_and_what_the_owner_says(open_store: OpenStore)
     assert done.returncode == 1
     assert f"dead disk: {open_store.device.path}: Input/output" in found["disk"]["what"]
     assert "docs/runbook.md#dead-disk" in found["disk"]["remedy"]
-    assert f"process {os.getpid()} has 1 chunks there" in found["store"]["what"]
+    assert f"process {os.getpid()} has 1 chunk there" in found["store"]["what"]
     assert "repair it" in found["store"]["remedy"]

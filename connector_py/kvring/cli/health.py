@@ -185,7 +185,7 @@ class HealthLook:
             remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}"
             return self._health("failing", f"{who}: {trouble}", remedy)
         note = f"; {one['note']}" if one["note"] else ""
-        return self._health("healthy", f"{who}, {one['keys']:,} chunks, {used} used{note}")
+        return self._health("healthy", f"{who}, {_chunks(one)}, {used} used{note}")
 
     def _of_nobody(self, disk: _Disk, error: Exception | None) -> Health:
         if error is not None and not isinstance(disk.error, _ABSENT):
@@ -241,10 +241,14 @@ def _own_path(answer: dict[str, Any]) -> dict[str, Any]:
     return next((one for one in paths if one["path"] == answer.get("path")), paths[0])
 
 
+def _chunks(one: dict[str, Any]) -> str:
+    return "1 chunk" if one["keys"] == 1 else f"{one['keys']:,} chunks"
+
+
 def _words(answer: dict[str, Any]) -> str:
     one = _own_path(answer)
     trouble = one["reason"] or one["trouble"] or "it reports no failure"
-    return f"process {answer['process_id']} has {one['keys']:,} chunks there; {trouble}"
+    return f"process {answer['process_id']} has {_chunks(one)} there; {trouble}"
 
 
 def _disk_of(path: Path, index_path: Path | None) -> _Disk:

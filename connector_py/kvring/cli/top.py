@@ -56,7 +56,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
         f"{counters['write_errors']:,} writing, {counters['sync_errors']:,} syncing",
     }.items():
         shown.add_row(name, text)
-    printed.print(shown)
+    printed.print("", shown)
     return 0
 
 
