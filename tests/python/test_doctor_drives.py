@@ -172,7 +172,7 @@ def test_a_device_that_cannot_be_opened(capsys: pytest.CaptureFixture[str], tmp_
     """No driver has this number, which is set aside for experiments."""
     os.mknod(device := tmp_path / "device", 0o600 | stat.S_IFBLK, os.makedev(240, 250))
     status, findings = examine(capsys, device)
-    assert "No such device or address" in only(findings, "store", "error")["what"]
+    assert "No such device or address" in only(findings, "disk", "error")["what"]
     assert status == 1
 
 

@@ -110,10 +110,7 @@ def _need_paths(answer: dict[str, Any], paths: tuple[Path, ...], index_path: Pat
     named = {one.get("path") for one in (answer, *others) if one is not None}
     open_paths = [one["path"] for one in answer["stats"]["paths"] if one["in_use"]]
     if further := [one for one in open_paths if one not in named]:
-        message = (
-            f"the store has {len(open_paths)} paths: name the {len(further)} others as well: "
-            f"{', '.join(further)}"
-        )
+        message = f"the store has {len(open_paths)} paths; name also {', '.join(further)}"
         raise Failure(message)
 
 
