@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvring import _native
+from kvring.history import History
 from kvring.owner_socket import OwnerSocket
 
 # Not at the first open: by then a process may have given up the right to read its packages.
@@ -41,6 +42,11 @@ class Connector(_native.Connector):
         """Have connections on the store's socket with this request served, each in a thread."""
         self._socket.serve(request, serve)
 
+    @property
+    def history(self) -> History:
+        """What the store did in the last hour."""
+        return self._socket.sampler.history
+
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Close the store, as the native class does; nobody can ask its owner any more."""
         self._socket.close()
@@ -61,7 +67,7 @@ def _tell_prometheus(store: Connector) -> None:
     try:
         collector.add(store)
         if store.metrics_port is not None:
-            serve_metrics(store, store.metrics_port)
+            serve_metrics(store, store.history, store.metrics_port)
     except Exception:
         # A store is worth more than its metrics.
         _logger.exception("Prometheus gets no metrics of this store")

@@ -6,6 +6,7 @@ request and one answer, a line of JSON each.
 
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from typing import Any, Final
 from kvring._native import Connector, KvRingError, __version__
 from kvring.forks import close_in_forks
 from kvring.owner_address import SOCKET_NAME, at_file, is_socket, names
+from kvring.sampler import Sampler, stats_of
 from kvring.socket_peers import OUT_OF_DESCRIPTORS, PAUSE_S, Line, peer_of
 
 __all__ = ["OwnerSocket"]
@@ -30,12 +32,17 @@ _MOST_REQUEST_BYTES: Final = 64 << 10
 _MOST_WAITING: Final = 16
 # Of a request: one that does not come must not keep others waiting for longer.
 _REQUEST_DEADLINE_S: Final = 5.0
+# What is answered at once.
+_LOOKS: Final = ("stats", "history")
 
 _logger = logging.getLogger(__name__)
 
 
 class OwnerSocket:
-    """Answers for a store until that is closed or gone, from a thread of its own."""
+    """Answers for a store until that is closed or gone, from a thread of its own.
+
+    The thread also samples what the store does, for who asks later.
+    """
 
     def __init__(self, store: Connector) -> None:
         """Listen for each path; where that cannot be, the log says so and all else goes on."""
@@ -44,6 +51,7 @@ class OwnerSocket:
         # The path for which it listens, of each.
         self._listening: dict[socket.socket, Path] = {}
         self._servers: dict[str, Callable[[socket.socket], None]] = {}
+        self.sampler: Final = Sampler(store)
         close_in_forks(self)
         weakref.finalize(store, self.close)
         try:
@@ -107,7 +115,8 @@ class OwnerSocket:
         for descriptor in listening:
             poll.register(descriptor, select.POLLIN)
         while self._listening:
-            for descriptor, _ in poll.poll():
+            self.sampler.sample_if_due()
+            for descriptor, _ in poll.poll(math.ceil(self.sampler.wait_s() * 1000)):
                 one, path = listening[descriptor]
                 try:
                     connection, _ = one.accept()
@@ -128,8 +137,8 @@ class OwnerSocket:
         try:
             request = json.loads(line)
             serve = self._servers.get(request["ask"])
-            if serve is None and request["ask"] == "stats":
-                _reply(connection, lambda: self._stats(path))
+            if serve is None and request["ask"] in _LOOKS:
+                _reply(connection, lambda: self._look(request["ask"], path))
                 return
         except Exception as error:  # noqa: BLE001 - whatever is asked, the next one is answered
             _send(connection, {"error": str(error) or type(error).__name__})
@@ -151,21 +160,11 @@ class OwnerSocket:
             raise LookupError("the store was closed")
         return store
 
-    def _stats(self, path: Path) -> dict[str, Any]:
-        store = self._open_store()
-        return {
-            "path": str(path),
-            "process_id": os.getpid(),
-            "version": __version__,
-            "time_s": time.time(),
-            "stats": store.stats(),
-            "usage": store.usage(),
-            "recovery": store.recovery,
-            "latency": [
-                {"op": op, "phase": phase, "buckets": buckets, "count": count, "sum_us": sum_us}
-                for op, phase, buckets, count, sum_us in store.latency_histograms()
-            ],
-        }
+    def _look(self, request: str, path: Path) -> Any:
+        """Answer what needs no disk."""
+        if request == "history":
+            return json.loads(self.sampler.history.document())
+        return {"path": str(path)} | stats_of(self._open_store())
 
     def _change(self, request: dict[str, Any]) -> Any:
         store = self._open_store()

@@ -90,7 +90,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!("set_queue_bytes", "bytes", Some("8GiB"), "a size such as '500GiB' from 1 MiB to 1 TiB", set_queue_bytes, |value| size(value, 1 << 20, 1 << 40),
         "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', so that its memory is free again; where none is queued any batch is taken"),
     option!("metrics_port", "", Some("off"), "'off' or 1 to 65535", metrics_port, |value| or_none(value, "off", |value| count(value, 1, 65_535)),
-        "a port of 127.0.0.1 on which the process serves /metrics for Prometheus and /healthz; stores of a process may share one"),
+        "a port of 127.0.0.1 on which the process serves /metrics for Prometheus, /healthz, and a page at /; stores of a process may share one"),
 ];
 
 impl OptionSpec {

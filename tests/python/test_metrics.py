@@ -217,7 +217,7 @@ def test_slow_strangers_keep_nobody_out(open_client: Callable[..., Client], port
 def test_a_request_has_a_deadline_and_a_length(
     open_client: Callable[..., Client], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvring.metrics_server._DEADLINE_S", 1.0)
+    monkeypatch.setattr("kvring.http_server._DEADLINE_S", 1.0)
     open_client(metrics_port=port)
     for filler in (b"a", b"a" * 4000):
         with socket.create_connection(("127.0.0.1", port), timeout=HANG_DEADLINE_S) as stranger:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvring.cli.frame import frame
 from kvring.cli.output import size_text
 from kvring.cli.screen import screen
+from kvring.frame import frame
 from kvring.owner_requests import ask
 from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, is_readable, make_key, pattern
 

@@ -12,12 +12,12 @@ import click
 from rich.live import Live
 
 from kvring.cli.failure import Failure
-from kvring.cli.frame import frame
 from kvring.cli.output import console, grid, print_json, size_text
 from kvring.cli.owner import need_owner
 from kvring.cli.screen import screen
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
+from kvring.frame import frame
 
 __all__ = ["stats", "top"]
 
@@ -135,17 +135,18 @@ def _serve(
 ) -> None:
     """Show the page until Ctrl-C, also while nobody has the store open."""
     # Nothing that is wrong from the beginning is left to the page.
-    need_owner(path, index_path, ask="stats")
+    before = need_owner(path, index_path, ask="history")
 
     def shown_until_it_fails(page: Page, frames: Iterator[dict[str, Any]]) -> bool:
         try:
             page.show(frames)
         except Failure as failure:
-            page.show([{"time_s": time.time(), "failure": " ".join(failure.sentences)}])
+            page.fail(" ".join(failure.sentences))
             return False
         return True
 
-    with closing(Page(port)) as page:
+    with closing(Page(port, str(path), interval_s)) as page:
+        page.recall(before)
         click.echo(f"{page.url} shows {path} until Ctrl-C")
         while not shown_until_it_fails(page, frames):
             time.sleep(interval_s)

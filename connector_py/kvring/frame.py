@@ -1,8 +1,9 @@
 """What a store does between two answers of its owner: rates, shares and latencies."""
 
+import heapq
 from typing import Any, Final
 
-__all__ = ["frame"]
+__all__ = ["frame", "largest_namespaces"]
 
 _OPERATIONS: Final = ("get", "set", "delete")
 _PHASES: Final = ("wait", "device", "total")
@@ -32,12 +33,12 @@ def frame(
         between_s: Time from the first to the second.
 
     Returns:
-        `time_s` (Unix time), `over_s`, rates in a second (`*_per_s`), `lookup_hit_ratio` and
-        `load_hit_ratio` (None where nothing was asked), `hit_ratio_by_capacity` (of lookups, with
-        1, 1.5 and 2 times the capacity), `hit_ratio_since_open` (of lookups), `failures` (of
+        `time_s` (Unix time), `over_s`, `host`, rates in a second (`*_per_s`), `lookup_hit_ratio`
+        and `load_hit_ratio` (None where nothing was asked), `hit_ratio_by_capacity` (of lookups,
+        with 1, 1.5 and 2 times the capacity), `hit_ratio_since_open` (of lookups), `failures` (of
         each reason, `now` and `since_open`), `open_s` (seconds since the open), `latency_ms` (op,
-        then phase, then p50 and p99; None where
-        nothing was done), `space`, the largest `namespaces`, and `paths`.
+        then phase, then p50 and p99; None where nothing was done), `space`, the largest
+        `namespaces`, and `paths`.
     """
     stats, usage = now["stats"], now["usage"]
     was = before["stats"] if before is not None else {}
@@ -51,12 +52,10 @@ def frame(
 
     lookups, hits = change("exists_hits", "exists_misses"), change("exists_hits")
     extra_hits = {"1": 0.0, "1.5": change("would_hit_at_1_5x"), "2": change("would_hit_at_2x")}
-    namespaces = sorted(
-        ((one["allocated_bytes"], one["keys"], name) for name, one in usage.items()), reverse=True
-    )
     return {
         "time_s": now["time_s"],
         "over_s": over_s,
+        "host": now["host"],
         "process_id": now["process_id"],
         "version": now["version"],
         "engine": stats["engine"],
@@ -66,6 +65,9 @@ def frame(
         "stores_per_s": rate("set_stored", "set_unchanged", "set_failed"),
         "lookups_per_s": rate("exists_hits", "exists_misses"),
         "evictions_per_s": rate("evicted"),
+        "failed_loads_per_s": rate("get_late", "read_errors", "checksum_mismatch"),
+        "failed_stores_per_s": rate("set_failed"),
+        "failed_syncs_per_s": rate("sync_errors"),
         "lookup_hit_ratio": _ratio(hits, lookups),
         "load_hit_ratio": _ratio(change("get_hits"), change("get_hits", "get_misses")),
         "hit_ratio_by_capacity": {
@@ -96,8 +98,8 @@ def frame(
             )
         },
         "namespaces": [
-            {"name": name, "keys": keys, "allocated_bytes": size_bytes}
-            for size_bytes, keys, name in namespaces[:_MOST_NAMESPACES]
+            {"name": name, "keys": one["keys"], "allocated_bytes": one["allocated_bytes"]}
+            for name, one in largest_namespaces(usage).items()
         ],
         "paths": [
             {
@@ -115,6 +117,17 @@ def frame(
             for path in stats["paths"]
         ],
     }
+
+
+def largest_namespaces(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `usage()` that take the most, largest first."""
+    return dict(
+        heapq.nlargest(
+            _MOST_NAMESPACES,
+            usage.items(),
+            key=lambda one: (one[1]["allocated_bytes"], one[1]["keys"], one[0]),
+        )
+    )
 
 
 def _ratio(part: float, whole: float) -> float | None:
