@@ -141,6 +141,12 @@ pub enum OpenError {
         "{path} cannot hold a store: there is no such device; look for the right name with lsblk"
     )]
     NoDevice { path: PathBuf },
+    /// Nothing is mounted where `require_mount` says. Of several paths, one that the others know of is left out instead.
+    #[error(
+        "{path} is not opened: nothing is mounted at {mount} (require_mount){disk}; mount its drive there, or leave require_mount out to store there all the same (nothing was made)",
+        disk = disk.as_ref().map_or_else(String::new, |disk| format!(", so it would lie on {disk}"))
+    )]
+    NotMounted { path: PathBuf, mount: PathBuf, disk: Option<String> },
     /// The block device is read-only. Of several paths it is left out.
     #[error(
         "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \

@@ -48,6 +48,7 @@ pub(crate) fn from_open(error: kvring::OpenError) -> PyErr {
         | kvring::OpenError::Nested { .. }
         | kvring::OpenError::SameStore { .. }
         | kvring::OpenError::NoDevice { .. }
+        | kvring::OpenError::NotMounted { .. }
         | kvring::OpenError::Unsuitable { .. } => ConfigError::new_err(message),
         kvring::OpenError::ForeignVolume { .. } | kvring::OpenError::Unrelated { .. } => {
             KvRingError::new_err(message)

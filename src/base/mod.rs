@@ -4,6 +4,7 @@ pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod checksum;
 pub(crate) mod log_limit;
+pub(crate) mod mounts;
 pub(crate) mod parallel;
 pub(crate) mod segmented_vec;
 pub(crate) mod sequencer;

@@ -90,6 +90,8 @@ pub struct Config {
     /// Of each path; [`Config::WHOLE_DEVICE`] for all that a block device has.
     pub capacities_bytes: Vec<u64>,
     pub index_path: Option<PathBuf>,
+    /// Directories that must be mount points when the store is opened.
+    pub require_mounts: Vec<PathBuf>,
     pub layout: Layout,
     pub engine: EngineChoice,
     pub checksum: Checksum,
@@ -158,6 +160,7 @@ impl Config {
             paths: Vec::new(),
             capacities_bytes: Vec::new(),
             index_path: None,
+            require_mounts: Vec::new(),
             layout: Layout::Extents,
             engine: EngineChoice::Auto,
             checksum: Checksum::Crc64Nvme,

@@ -24,6 +24,7 @@ from kvring.cli.failure import WrongArguments
 from kvring.cli.parameters import ReadablePath
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
+from kvring.cli.required_mounts import with_required_mounts
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
 from kvring.shared_tier.limits import MEANINGS
 
@@ -151,6 +152,7 @@ def config(
     _check_program(program, form, kind, shared, model, max_model_len, huge_pages=huge_pages)
     tier = None if shared is None else shared_tier(shared)
     parameters = _parameters(paths, capacity, others, has_shared=tier is not None)
+    parameters = with_required_mounts(parameters, in_container=form in ("docker", "kubernetes"))
     if program == "vllm":
         click.echo(f"kvring config: {advice(model, max_model_len, l1_size_gb)}", err=True)
         start = vllm(parameters, l1_size_gb)

@@ -40,7 +40,7 @@ pub(super) fn check_paths(all: &[PathBuf]) -> Result<(), OpenError> {
 }
 
 /// The path without symlinks, as far as it is there.
-fn real_path(path: &Path) -> PathBuf {
+pub(super) fn real_path(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for existing in path.ancestors() {
         let Ok(mut real) = existing.canonicalize() else { continue };

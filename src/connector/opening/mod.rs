@@ -3,6 +3,7 @@
 
 mod comparison;
 mod location;
+mod required_mounts;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ pub(super) use comparison::newest_of;
 use comparison::{PathState, agree, check_paths, compare, missing_paths};
 pub(super) use location::LockedStore;
 pub use location::format_device;
+use required_mounts::{check_mounted, check_required};
 
 use super::volume::close_started;
 use super::volume::{Unavailable, Volumes};
@@ -58,6 +60,7 @@ pub(super) fn open_all(
     make_engine: &MakeEngine,
 ) -> Result<OpenedStore, OpenError> {
     check_paths(&config.paths)?;
+    check_required(config)?;
     let mut left_out = Vec::new();
     loop {
         match open_others(config, &mut left_out, completions, make_engine) {
@@ -117,7 +120,9 @@ impl LockedPaths {
         let is_left_out = |path: &PathBuf| left_out.iter().any(|one| one.path == *path);
         let numbers = (0..config.paths.len()).filter(|number| !is_left_out(&config.paths[*number]));
         let (stores, refused) = at_once(numbers.map(|number| (number, ())), |number, ()| {
-            LockedStore::look(&of_path(config, number, &files), now_ms)
+            let config = of_path(config, number, &files);
+            check_mounted(&config)?;
+            LockedStore::look(&config, now_ms)
         });
         (Self { stores, files }, refused)
     }
@@ -179,7 +184,7 @@ fn of_path(config: &Config, number: usize, files: &[Arc<WatchedFiles>]) -> Confi
     Config { files, ..config.of_path(number) }
 }
 
-/// Adds the paths that have `failed` because of their devices to those that are left out, if there are others. A device that
+/// Adds the paths that have `failed` because of their devices to those that are left out, if there are others. A device or mount that
 /// is not there may also be a misspelt name: as many of these are left out as the others know of and are `missing`. Returns
 /// the error of one that is not left out.
 fn leave_out(
@@ -191,7 +196,7 @@ fn leave_out(
     let are_others = left_out.len() + failed.len() < config.paths.len();
     for (number, error) in failed {
         let is_left_out = match error {
-            OpenError::NoDevice { .. } => missing > 0,
+            OpenError::NoDevice { .. } | OpenError::NotMounted { .. } => missing > 0,
             _ => are_others && is_device_error(&error),
         };
         if !is_left_out {

@@ -1,0 +1,38 @@
+"""`require_mount` of what `kvring config` prints: no store begins below a missing mount."""
+
+from pathlib import Path
+from typing import Any
+
+from kvring.cli.machine import mount_of
+
+__all__ = ["with_required_mounts"]
+
+_ROOT = Path("/")
+
+
+def with_required_mounts(parameters: dict[str, Any], *, in_container: bool) -> dict[str, Any]:
+    """Add the option where directories lie on other file systems than the root's.
+
+    Args:
+        parameters: Options of the store; a `require_mount` among them stays as it is.
+        in_container: Whether each directory is a volume of a container, and so a mount point there.
+    """
+    if "require_mount" in parameters:
+        return parameters
+    paths = parameters["path"]
+    directories = [Path(path) for path in (paths if isinstance(paths, list) else [paths])]
+    index_path = parameters.get("index_path", "none")
+    if index_path != "none" and not in_container:
+        directories.append(Path(index_path))
+    # The name of a block device leads to no other disk.
+    directories = [one.expanduser() for one in directories if not one.is_block_device()]
+    found = directories if in_container else [_mount_point(one) for one in directories]
+    mounts = [str(one) for one in dict.fromkeys(found) if one != _ROOT]
+    if not mounts:
+        return parameters
+    return {**parameters, "require_mount": mounts if len(mounts) > 1 else mounts[0]}
+
+
+def _mount_point(directory: Path) -> Path:
+    mount = mount_of(directory)
+    return _ROOT if mount is None else mount.mount_point
