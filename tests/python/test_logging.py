@@ -15,6 +15,7 @@ from tests.python.conftest import (
     MIB,
     SMALL_CAPACITY_BYTES,
     Client,
+    bare_loop_device,
     make_memory,
     pattern,
     run_child,
@@ -45,11 +46,52 @@ def test_opening_is_told_at_info(store_directory: Path) -> None:
     told = run_child(open_twice_at, str(store_directory), logging.INFO)
     assert told.returncode == 0, told.stderr
     assert told.stdout == ""
-    lines = [line for line in lines_of(told.stderr, "INFO") if "chunks" in line]
-    assert len(lines) == 2
-    assert all(str(store_directory) in line for line in lines)
-    assert "0 chunks" in lines[0]
-    assert "1 chunks after clean shutdown" in lines[1]
+    lines = lines_of(told.stderr, "INFO")
+    assert lines == told.stderr.splitlines()
+    place = rf"kvring INFO {re.escape(str(store_directory))}: "
+    facts = rf"kvring {re.escape(kvring.__version__)}, (io_uring|posix), \w+ on \S+, "
+    sizes = r"capacity 256\.0 MiB, chunks up to [\d.]+ MiB, "
+    ends = ["new", "1 chunk recovered after clean shutdown; lost: nothing"]
+    closed = f"{place}closed in order, 0 operations abandoned"
+    opened = [f"{place}{facts}{sizes}{end}" for end in ends]
+    expected = [opened[0], closed, opened[1], closed]
+    assert len(lines) == 4
+    assert [one for one in zip(expected, lines, strict=True) if not re.fullmatch(*one)] == []
+
+
+def opening_lines(caplog: pytest.LogCaptureFixture, paths: list[Path]) -> list[str]:
+    """Open and close a store; return what the open logged, with the level of each line."""
+    caplog.clear()
+    names = [str(path) for path in paths]
+    with kvring.Connector(names, "64MiB", min_free=0):
+        return [f"{one.levelname} {one.getMessage()}" for one in caplog.records]
+
+
+def test_each_path_is_told_of_in_one_line_with_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvring")
+    paths = [tmp_path / "first", tmp_path / "second"]
+    lines = opening_lines(caplog, paths)
+    assert [line.endswith(", new") for line in lines] == [True, True]
+    assert [f"INFO {path}: kvring " in line for path, line in zip(paths, lines, strict=True)]
+    with (paths[0] / "index.kvring").open("r+b") as file:
+        file.write(bytes(4096))
+    (path,) = paths[:1]
+    (line,) = opening_lines(caplog, [path])
+    assert line.startswith(f"WARNING {path}: kvring ")
+    assert "0 chunks recovered after unclean shutdown; lost: the index (" in line
+
+
+@pytest.mark.root
+def test_a_device_is_told_of_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvring")
+    with bare_loop_device(tmp_path, 96 * MIB) as device:
+        (first,) = opening_lines(caplog, [device.path])
+        (again,) = opening_lines(caplog, [device.path])
+    assert first.startswith(f"INFO {device.path}: kvring ")
+    assert ", block device of 96.0 MiB, capacity 64.0 MiB, " in first
+    assert (first.endswith(", new"), again.endswith("shutdown; lost: nothing")) == (True, True)
 
 
 def test_nothing_is_told_at_warning_when_all_is_well(store_directory: Path) -> None:

@@ -1,13 +1,16 @@
 //! Where a store lives: in a directory, or on a block device, which is formatted here.
 
 use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytesize::ByteSize;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
 
+use crate::base::mounts::Mount;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::engine::Waker;
@@ -111,6 +114,15 @@ impl Location {
         match self {
             Self::Directory(directory) => space.with_floor(directory, config.min_free_bytes),
             Self::Device(_) => space,
+        }
+    }
+
+    /// Its file system and device, for the log.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Self::Directory(directory) => Mount::of(directory.file.as_fd())
+                .map_or_else(|_| "unknown file system".into(), |mount| mount.to_string()),
+            Self::Device(device) => format!("block device of {}", ByteSize(device.size_bytes)),
         }
     }
 

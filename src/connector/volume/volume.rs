@@ -12,12 +12,12 @@ use crate::base::sync::Mutex;
 use crate::batch::completion_queue::CompletionQueues;
 use crate::cache::{Cache, CacheThread, ChunkIndex, FilesChange, WriteBudget};
 use crate::config::{Config, Durability};
+use crate::connector::engines::describe;
 use crate::connector::opening::LockedStore;
 use crate::engine::{SyncListener, Waker, WatchedFiles};
 use crate::error::OpenError;
 use crate::evict::Quotas;
 use crate::format::names::StoreId;
-use crate::format::record::MAX_CHUNK_BYTES;
 use crate::index::{ChunkVersion, RecordWriter, RecoveredIndex, Recovery, Sharing};
 use crate::key::{Digest, Hashed};
 use crate::lock::OpenStore;
@@ -32,6 +32,8 @@ pub(crate) struct Volume {
     pub(crate) sharing: Sharing,
     pub(crate) space: Arc<SpaceAccount>,
     pub(crate) recovery: Recovery,
+    /// What it lies on, for the log.
+    place: String,
     unverified: Vec<ChunkVersion>,
     watched_files: Arc<WatchedFiles>,
     pub(crate) threads: Mutex<Threads>,
@@ -76,6 +78,7 @@ impl Volume {
         let space = Arc::new(location.space(&config));
         warn_of_floor(&path, &space);
         let sharing = index.sharing();
+        let place = location.describe();
         let index = index.take_over(&space, config.clock.now_ms())?;
         let store = location.open_store(&config, files, &space, &index, &wakers)?;
         let RecoveredIndex { index, recovery, unverified } =
@@ -93,6 +96,7 @@ impl Volume {
             sharing,
             space,
             recovery,
+            place,
             unverified,
             watched_files: Arc::clone(watched_files),
             threads: Mutex::default(),
@@ -114,18 +118,8 @@ impl Volume {
     /// Starts its threads, and notes that it is open.
     pub(crate) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
         let (shared, recovery) = (&self.shared, &self.recovery);
-        let path = self.path();
-        let level = if recovery.torn > 0 { log::Level::Warn } else { log::Level::Info };
-        log::log!(level, "{}: {recovery}", path.display());
-        let longest_bytes = shared.cache.store.max_chunk_bytes();
-        if longest_bytes < MAX_CHUNK_BYTES {
-            log::info!(
-                "{}: the longest chunk that fits has {longest_bytes} bytes; longer ones are not stored",
-                path.display()
-            );
-        }
         shared.cache.fit_capacity();
-        warn_of_capacity(path, &self.space);
+        warn_of_capacity(self.path(), &self.space);
         let mut threads = self.threads.lock();
         let unverified = std::mem::take(&mut self.unverified);
         let started = threads.start(
@@ -139,7 +133,27 @@ impl Volume {
             shared.stop(Duration::ZERO);
             threads.join_reactors();
             threads.end_others(shared);
-        })
+        })?;
+        self.log_open();
+        Ok(())
+    }
+
+    /// Says in one line what was opened, and what came of it.
+    fn log_open(&self) {
+        let (shared, recovery) = (&self.shared, &self.recovery);
+        // Without the flags of its rings.
+        let names: Vec<_> = shared.engines().iter().flat_map(|one| one.split(' ').next()).collect();
+        let level = if recovery.is_damaged() { log::Level::Warn } else { log::Level::Info };
+        log::log!(
+            level,
+            "{}: kvring {}, {}, {}, capacity {}, chunks up to {}, {recovery}",
+            self.path().display(),
+            env!("CARGO_PKG_VERSION"),
+            describe(&names),
+            self.place,
+            ByteSize(self.space.capacity_bytes),
+            ByteSize(shared.cache.store.max_chunk_bytes()),
+        );
     }
 
     pub(crate) fn index(&self) -> &ChunkIndex {

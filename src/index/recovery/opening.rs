@@ -88,6 +88,7 @@ impl UnreadIndex {
             Some(session) => session.clean == 1,
             None => kept.is_empty() && recovery.reset.is_none(),
         };
+        recovery.is_new = session.is_none() && recovery.clean_shutdown;
         let first = first_generation(newest, session.as_ref()).unwrap_or_else(|| {
             // No store has had so many: the number was made up.
             kept.drain(..).for_each(|chunk| release(&index.table, chunk.slot(), &mut heads));

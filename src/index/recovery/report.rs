@@ -3,6 +3,8 @@
 /// What opening found and dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
+    /// Whether there was no store before.
+    pub is_new: bool,
     /// Whether the last owner had closed the store; true for a new one.
     pub clean_shutdown: bool,
     /// Why the index was started anew, if it was.
@@ -36,14 +38,21 @@ pub struct Recovery {
 impl Recovery {
     /// Records that were dropped, for any reason.
     pub fn discarded(&self) -> u64 {
-        self.dropped().iter().map(|(_, count)| count).sum()
+        self.lost().iter().chain(&self.dropped()).map(|(_, count)| count).sum()
     }
 
-    fn dropped(&self) -> [(&'static str, u64); 7] {
+    /// Records that were damaged, or have lost their data.
+    fn lost(&self) -> [(&'static str, u64); 3] {
         [
             ("torn", self.torn),
             ("out of range", self.out_of_range),
             ("overlapping", self.overlapping),
+        ]
+    }
+
+    /// Records that are not wanted any more.
+    fn dropped(&self) -> [(&'static str, u64); 4] {
+        [
             ("duplicate", self.duplicate),
             ("expired", self.expired),
             ("moved to other paths", self.moved),
@@ -51,10 +60,16 @@ impl Recovery {
         ]
     }
 
+    /// Whether chunks are lost that a sound store would have: the drive, or whoever wrote there, is to be looked at.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.torn > 0 || self.unreadable_pages > 0 || self.truncated || self.reset.is_some()
+    }
+
     /// The sum over several paths.
     pub(crate) fn of_all<'all>(all: impl IntoIterator<Item = &'all Self>) -> Self {
-        let mut sum = Self { clean_shutdown: true, ..Self::default() };
+        let mut sum = Self { is_new: true, clean_shutdown: true, ..Self::default() };
         for one in all {
+            sum.is_new &= one.is_new;
             sum.clean_shutdown &= one.clean_shutdown;
             sum.reset = match (sum.reset.take(), &one.reset) {
                 (Some(before), Some(reason)) => Some(format!("{before}; {reason}")),
@@ -77,27 +92,42 @@ impl Recovery {
     }
 }
 
+/// In one line: what there was, and what is lost of it.
 impl std::fmt::Display for Recovery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_new {
+            return formatter.write_str("new");
+        }
         let shutdown = if self.clean_shutdown { "clean" } else { "unclean" };
-        write!(formatter, "{} chunks after {shutdown} shutdown", self.kept)?;
-        for (name, count) in self.dropped().iter().filter(|(_, count)| *count > 0) {
-            write!(formatter, ", {count} {name}")?;
-        }
-        if self.orphans > 0 {
-            write!(formatter, "; {} files without a record removed", self.orphans)?;
-        }
+        let plural = if self.kept == 1 { "" } else { "s" };
+        write!(formatter, "{} chunk{plural} recovered after {shutdown} shutdown", self.kept)?;
+        let mut lost = counted(&self.lost());
         if self.unreadable_pages > 0 {
-            write!(formatter, "; {} pages of the index cannot be read", self.unreadable_pages)?;
+            lost.push(format!("{} unreadable pages of the index", self.unreadable_pages));
         }
         if self.truncated {
-            write!(formatter, "; the index was cut short")?;
+            lost.push("the end of the index".into());
         }
-        match &self.reset {
-            Some(reason) => write!(formatter, "; the index was started anew: {reason}"),
-            None => Ok(()),
+        lost.extend(self.reset.iter().map(|reason| format!("the index ({reason})")));
+        write!(formatter, "; lost: {}", text_of(&lost))?;
+        let mut dropped = counted(&self.dropped());
+        if self.orphans > 0 {
+            dropped.push(format!("{} files without a record", self.orphans));
+        }
+        match dropped.is_empty() {
+            true => Ok(()),
+            false => write!(formatter, "; dropped: {}", text_of(&dropped)),
         }
     }
+}
+
+fn counted(counts: &[(&str, u64)]) -> Vec<String> {
+    let found = counts.iter().filter(|(_, count)| *count > 0);
+    found.map(|(name, count)| format!("{count} {name}")).collect()
+}
+
+fn text_of(parts: &[String]) -> String {
+    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
 }
 
 #[cfg(test)]
@@ -107,6 +137,7 @@ mod tests {
     /// Each count is another power of two, by which sums can be told apart.
     fn of_one(scale: u64) -> Recovery {
         Recovery {
+            is_new: false,
             clean_shutdown: true,
             reset: None,
             truncated: false,
@@ -129,7 +160,7 @@ mod tests {
         assert_eq!(Recovery::of_all(&[of_one(1), of_one(2)]), of_one(3));
         assert_eq!(of_one(1).discarded(), 4 + 16 + 32 + 64 + 128 + 256 + 512);
         let none = Recovery::of_all(&[]);
-        assert_eq!(none, Recovery { clean_shutdown: true, ..Recovery::default() });
+        assert_eq!(none, Recovery { is_new: true, clean_shutdown: true, ..Recovery::default() });
     }
 
     #[test]
@@ -150,13 +181,17 @@ mod tests {
 
     #[test]
     fn it_says_what_there_was_and_nothing_else() {
-        assert_eq!(Recovery::default().to_string(), "0 chunks after unclean shutdown");
+        assert_eq!(Recovery { is_new: true, ..Recovery::default() }.to_string(), "new");
+        assert_eq!(
+            Recovery::default().to_string(),
+            "0 chunks recovered after unclean shutdown; lost: nothing"
+        );
         let full = Recovery { truncated: true, reset: Some("it is old".into()), ..of_one(1) };
         assert_eq!(
             full.to_string(),
-            "1 chunks after clean shutdown, 4 torn, 16 out of range, 32 overlapping, 64 duplicate, 128 expired, \
-             256 moved to other paths, 512 stale; 1024 files without a record removed; 8 pages of the index cannot \
-             be read; the index was cut short; the index was started anew: it is old"
+            "1 chunk recovered after clean shutdown; lost: 4 torn, 16 out of range, 32 overlapping, 8 unreadable pages of \
+             the index, the end of the index, the index (it is old); dropped: 64 duplicate, 128 expired, 256 moved to \
+             other paths, 512 stale, 1024 files without a record"
         );
     }
 }

@@ -12,7 +12,6 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::format::names::id_text;
 use crate::format::superblock::{Superblock, SuperblockCopy};
 pub(crate) use path_kind::is_device;
 
@@ -186,13 +185,6 @@ impl BlockDevice {
         }
         // It comes last: without it a device that was half formatted is no store.
         self.write_superblock(&superblock)?;
-        log::info!(
-            "{}: formatted as store {}, {} bytes of {} for data",
-            self.path.display(),
-            id_text(superblock.store_id),
-            superblock.data_bytes,
-            self.size_bytes
-        );
         Ok(())
     }
 

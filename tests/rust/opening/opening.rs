@@ -29,7 +29,8 @@ fn every_record_of_a_garbled_page_is_torn_once() {
     let client = Client::open(directory.path(), CAPACITY);
     let recovery = client.connector.recovery();
     assert_eq!((recovery.kept, recovery.torn), (8, 32));
-    assert_eq!(logged::lines(directory.path(), "8 chunks after clean shutdown, 32 torn").len(), 1);
+    let told = "8 chunks recovered after clean shutdown; lost: 32 torn";
+    assert_eq!(logged::lines(directory.path(), told).len(), 1);
     client.connector.close();
     assert_eq!(listed(), (8, 0));
 }
