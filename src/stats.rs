@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::batch::completion_queue::FailureCode;
 use crate::store::Geometry;
 
 /// A number that only grows.
@@ -46,6 +47,13 @@ counters! {
     set_queued,
     set_coalesced,
     set_rejected_queue_full,
+    set_no_space,
+    set_quota_full,
+    set_collision,
+    set_unavailable,
+    set_io_error,
+    set_closed,
+    set_abandoned,
     exists_hits,
     exists_misses,
     deleted,
@@ -63,7 +71,6 @@ counters! {
     syncs,
     sync_errors,
     set_too_long,
-    store_full,
     index_full,
     evicted,
     evicted_bytes,
@@ -86,6 +93,25 @@ counters! {
     abandoned,
 }
 
+impl Counters {
+    /// Counts SETs that failed: all together, and by the code that their callers get.
+    pub(crate) fn fail_sets(&self, code: FailureCode, count: u64) {
+        let of_code = match code {
+            FailureCode::QueueFull => &self.set_rejected_queue_full,
+            FailureCode::NoSpace => &self.set_no_space,
+            FailureCode::QuotaFull => &self.set_quota_full,
+            FailureCode::TooLong => &self.set_too_long,
+            FailureCode::Collision => &self.set_collision,
+            FailureCode::Unavailable => &self.set_unavailable,
+            FailureCode::Io => &self.set_io_error,
+            FailureCode::Closed => &self.set_closed,
+            FailureCode::Abandoned => &self.set_abandoned,
+        };
+        of_code.add(count);
+        self.set_failed.add(count);
+    }
+}
+
 macro_rules! path_stats {
     ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
         /// State of what is at one path, at one moment.
@@ -99,6 +125,8 @@ macro_rules! path_stats {
             pub reason: String,
             /// What fails now: `reason`, or transfers of which none has worked since; empty if all is well.
             pub trouble: String,
+            /// Whether its drive answers nothing: what was not begun fails until it answers.
+            pub stuck: bool,
             /// What is worth knowing and no trouble: that its drive is slow, that nothing is ever found; empty if there is nothing.
             pub note: String,
             /// The last error of the device or the file system; empty if there was none.

@@ -304,7 +304,7 @@ fn main() {
     store.fill(count - count / 40);
     let keys = store.connector.stats().keys;
     println!("{keys} keys in {:.1} s", begin.elapsed().as_secs_f64());
-    for name in ["set_failed", "index_full", "evicted", "store_full"] {
+    for name in ["set_failed", "index_full", "evicted", "set_no_space"] {
         println!("{name} {}", counter(&store, name));
     }
     println!("memory: {} bytes each", resident_bytes().saturating_sub(before) / keys);

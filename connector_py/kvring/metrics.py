@@ -61,14 +61,18 @@ _LABELLED: Final = (
     ),
     (
         "kvring_store_failures",
-        "Keys that could not be stored, where the reason is counted.",
+        "Keys that could not be stored, by the code that their caller got.",
         "reason",
         {
             "queue_full": "set_rejected_queue_full",
+            "no_space": "set_no_space",
+            "quota_full": "set_quota_full",
             "too_long": "set_too_long",
-            "store_full": "store_full",
-            "write_error": "write_errors",
-            "hash_collision": "hash_collision",
+            "collision": "set_collision",
+            "unavailable": "set_unavailable",
+            "io": "set_io_error",
+            "closed": "set_closed",
+            "abandoned": "set_abandoned",
         },
     ),
     (
@@ -148,6 +152,7 @@ _GAUGES: Final = (
         "Share of requests whose new chunks are stored, of namespaces without a quota.",
         "admitted_share",
     ),
+    ("kvring_open_seconds", "Time since the store was opened.", "open_s"),
     ("kvring_io_threads", "Threads that take work and move bytes.", "io_threads"),
 )
 
@@ -159,7 +164,7 @@ _OF_PATHS: Final = (
     ("kvring_capacity_bytes", "Capacity.", "capacity_bytes"),
     ("kvring_leased_bytes", "Data that must stay for loads to come.", "leased_bytes"),
     ("kvring_pinned_bytes", "Data that is pinned.", "pinned_bytes"),
-    ("kvring_path_up", "Whether the path is in use.", "in_use"),
+    ("kvring_path_stuck", "Whether the drive answers nothing.", "stuck"),
     ("kvring_path_unused", "Whether much was written long since, and nothing found.", "unused"),
 )
 
@@ -231,6 +236,11 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         for store, path in paths:
             family.add_metric([store, path["path"]], float(path[source]))
         yield family
+    up = GaugeMetricFamily(
+        "kvring_path_up",
+        "Whether the path is in use and has not failed. The last one stays in use when it fails.",
+        labels=["store", "path"],
+    )
     healthy = GaugeMetricFamily(
         "kvring_path_healthy", "Whether nothing fails at the path now.", labels=["store", "path"]
     )
@@ -240,9 +250,11 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         labels=["store", "engine", "version"],
     )
     for store, path in paths:
+        up.add_metric([store, path["path"]], float(path["in_use"] and not path["reason"]))
         healthy.add_metric([store, path["path"]], float(not path["trouble"]))
     for store, stats in stores:
         engine.add_metric([store, stats["engine"], __version__], 1)
+    yield up
     yield healthy
     yield engine
 
@@ -270,11 +282,19 @@ def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
         "What became of the records that the open found.",
         labels=["store", "outcome"],
     )
+    reset = GaugeMetricFamily(
+        "kvring_index_reset",
+        "Whether the open lost the whole index of a path; the log has the reason.",
+        labels=["store"],
+    )
     for path, store in stores:
-        for outcome, count in store.recovery.items():
+        recovery = store.recovery
+        for outcome, count in recovery.items():
             if type(count) is int:
                 found.add_metric([path, outcome], count)
+        reset.add_metric([path], float(recovery["reset"] is not None))
     yield found
+    yield reset
 
 
 def _latencies(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:

@@ -49,7 +49,7 @@ pub(crate) fn stats_dict(py: Python<'_>, stats: Stats) -> PyResult<Bound<'_, PyD
 /// State of one path.
 fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDict>> {
     let all = dict_of!(py, path:
-        in_use reason trouble note last_error last_error_ms engine written_bytes);
+        in_use reason trouble stuck note last_error last_error_ms engine written_bytes);
     all.set_item("path", path.path.display().to_string())?;
     all.set_item("direct_io", path.geometry.direct)?;
     all.set_item("memory_alignment_bytes", path.geometry.memory_alignment_bytes)?;

@@ -114,9 +114,11 @@ impl Connector {
         let (leased_bytes, pinned_bytes) = index.leased_and_pinned_bytes();
         let kept = shared.cache.directory_watch.reason().or_else(|| index.changes.refusal());
         let reason = kept.map(|reason| reason.to_string()).or_else(|| health.reason());
+        let silence = shared.responsiveness.silence();
+        let stuck = silence.is_some();
         let trouble = reason
             .clone()
-            .or_else(|| shared.responsiveness.silence())
+            .or(silence)
             .or_else(|| index.unreadable().map(|error| error.to_string()))
             .or_else(|| health.trouble());
         let note = shared.responsiveness.note(Instant::now()).or_else(|| shared.cache.unused());
@@ -128,6 +130,7 @@ impl Connector {
         PathStats {
             reason: reason.unwrap_or_default(),
             trouble: trouble.unwrap_or_default(),
+            stuck,
             note: note.unwrap_or_default(),
             last_error,
             last_error_ms,

@@ -314,7 +314,6 @@ impl Connector {
             limit_bytes,
             capacity_bytes: shared.cache.config.capacity_bytes(),
         };
-        shared.cache.counters.set_too_long.add(1);
         let path = shared.cache.config.path();
         let line = || format!("{}: {error}", path.display());
         shared.cache.log_limits.too_long.log(path, 1, line);
@@ -324,8 +323,7 @@ impl Connector {
     fn reject_full(&self, keys: usize, keep_alive: KeepAlive) -> u64 {
         // No path's more than another's: the first one counts them.
         let counters = &self.volumes.all[0].shared.cache.counters;
-        counters.set_failed.add(keys as u64);
-        counters.set_rejected_queue_full.add(keys as u64);
+        counters.fail_sets(FailureCode::QueueFull, keys as u64);
         let (queued, config) = (self.backlog.queued(), &self.config);
         let message = format!(
             "queue full: {} SETs of {} bytes are under way, the limits are {} SETs and set_queue_bytes = {}; store more \
@@ -341,7 +339,7 @@ impl Connector {
 }
 
 fn refuse(request: SetRequest, shared: &ReactorGroup, reason: FailureReason) {
-    shared.cache.counters.set_failed.add(1);
+    shared.cache.counters.fail_sets(reason.code, 1);
     let SetRequest { item, share, .. } = request;
     drop(share);
     item.fail(|| reason);

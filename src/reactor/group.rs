@@ -335,7 +335,7 @@ impl Answer {
             Self::Removed(items) => items.into_iter().for_each(|item| item.fail(|| reason.clone())),
             Self::Stored { item, share, .. } => {
                 drop(share);
-                cache.counters.set_failed.add(1);
+                cache.counters.fail_sets(reason.code, 1);
                 item.fail(|| reason.clone());
             }
         }

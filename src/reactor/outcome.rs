@@ -201,6 +201,7 @@ impl Reactor {
                     request.item.abandon();
                 }
                 Operation::Set(set) => {
+                    self.group.cache.counters.fail_sets(FailureCode::Abandoned, 1);
                     mem::forget(set.stage);
                     set.claim.request.item.abandon();
                 }
@@ -384,6 +385,8 @@ impl ReactorGroup {
         drop(waiting);
         let count: usize = left.iter().map(|(_, answer)| answer.count()).sum();
         self.cache.counters.abandoned.add(count as u64);
+        let sets = left.iter().filter(|(_, answer)| matches!(answer, Answer::Stored { .. }));
+        self.cache.counters.fail_sets(FailureCode::Abandoned, sets.count() as u64);
         drop(left);
         self.completions.announce();
     }

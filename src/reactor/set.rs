@@ -70,15 +70,11 @@ impl SetOperation {
         };
         // Before the answer: the caller may submit more then.
         drop(share);
-        cache.counters.set_failed.add(1);
-        match &failure {
-            Failure::NoRoom(_) => cache.counters.store_full.add(1),
-            Failure::Transfer(..) => {
-                cache.counters.write_errors.add(1);
-                let line = || format!("{} ({length_bytes} bytes)", reason.message);
-                cache.log_limits.writes.log(cache.config.path(), 1, line);
-            }
-            Failure::Sync(_) | Failure::Other(_) | Failure::Late | Failure::Closed => {}
+        cache.counters.fail_sets(reason.code, 1);
+        if matches!(failure, Failure::Transfer(..)) {
+            cache.counters.write_errors.add(1);
+            let line = || format!("{} ({length_bytes} bytes)", reason.message);
+            cache.log_limits.writes.log(cache.config.path(), 1, line);
         }
         item.fail(|| reason);
         next

@@ -2,17 +2,13 @@
 
 import itertools
 import json
-import shutil
-import socket
-import subprocess
+import re
 import time
-import urllib.parse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from tests.python.conftest import (
@@ -24,11 +20,11 @@ from tests.python.conftest import (
     make_memory,
     pattern,
 )
-from tests.support.pages import fetched
+from tests.support.prometheus import asked, prometheus
 
 DASHBOARD = REPOSITORY / "docs/grafana/kvring.json"
 # What Grafana puts in place of its variables.
-VARIABLES = {"$store": ".*", "$__rate_interval": "10s"}
+VARIABLES = {"$node": ".*", "$store": ".*", "$__rate_interval": "10s"}
 
 
 def queries(*, of_shared_tier: bool = False) -> list[tuple[str, str]]:
@@ -42,55 +38,11 @@ def queries(*, of_shared_tier: bool = False) -> list[tuple[str, str]]:
     ]
 
 
-def need(program: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        pytest.skip(f"{program} is not installed (Debian: apt-get install prometheus)")
-    return path
-
-
-@contextmanager
-def prometheus(directory: Path, target_port: int) -> Iterator[int]:
-    """Run a Prometheus that scrapes a port of this machine each second; lend its own port."""
-    program = need("prometheus")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [
-            {"job_name": "kvring", "static_configs": [{"targets": [f"127.0.0.1:{target_port}"]}]}
-        ],
-    }
-    (directory / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")
-    with (
-        (directory / "prometheus.log").open("w", encoding="utf-8") as log,
-        subprocess.Popen(
-            [
-                program,
-                f"--config.file={directory}/prometheus.yml",
-                f"--storage.tsdb.path={directory}/data",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        ) as process,
-    ):
-        try:
-            yield port
-        finally:
-            process.terminate()
-
-
 def results(port: int, query: str) -> list[dict[str, Any]]:
-    """Ask Prometheus."""
+    """Ask Prometheus, as Grafana does."""
     for name, value in VARIABLES.items():
         query = query.replace(name, value)
-    status, text = fetched(port, f"/api/v1/query?{urllib.parse.urlencode({'query': query})}")
-    document = json.loads(text)
-    assert (status, document["status"]) == (200, "success"), (query, text)
-    found: list[dict[str, Any]] = document["data"]["result"]
-    return found
+    return asked(port, query)
 
 
 def test_every_panel_has_data(
@@ -122,6 +74,16 @@ def test_every_panel_has_data(
                 == [client.stat("keys")]
             )
         )
+
+
+def test_each_query_is_of_the_nodes_and_stores_that_are_chosen() -> None:
+    for title, query in [*queries(), *queries(of_shared_tier=True)]:
+        selectors = re.findall(r"kvring_\w+({[^}]*})?", query)
+        assert all('{instance=~"$node",store=~"$store"' in one for one in selectors), (title, query)
+    variables = json.loads(DASHBOARD.read_text(encoding="utf-8"))["templating"]["list"]
+    assert [one["name"] for one in variables] == ["datasource", "node", "store"]
+    # It offers the stores of the chosen nodes.
+    assert variables[2]["definition"] == 'label_values(kvring_io_threads{instance=~"$node"}, store)'
 
 
 def _has_data(server: int, query: str) -> bool:

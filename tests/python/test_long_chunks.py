@@ -37,7 +37,7 @@ def test_a_chunk_that_is_too_long_fails_alone(
         assert [client.load(key, 5000) for key in (keys[0], keys[2])] == short
         assert client.exists(keys) == [True, False, True]
     assert (client.stat("set_too_long"), client.stat("set_failed")) == (2, 2)
-    assert (client.stat("store_full"), client.stat("set_queued_bytes")) == (0, 0)
+    assert (client.stat("set_no_space"), client.stat("set_queued_bytes")) == (0, 0)
     warnings = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(warnings) == 1, "not chunk by chunk"
     assert digest(make_key(1)) in warnings[0].getMessage()

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -70,6 +71,7 @@ def test_what_happens_is_counted(client: Client, store_directory: Path) -> None:
     namespace = keys[0].partition("@")[0]
     assert value("kvring_namespace_bytes", store_directory, namespace=namespace) == 2 * 12_288
     assert value("kvring_recovered_records", store_directory, outcome="kept") == 0
+    assert value("kvring_index_reset", store_directory) == 0
 
 
 def test_what_admission_does_is_told(
@@ -89,6 +91,35 @@ def test_what_admission_does_is_told(
     stats = client.connector.stats()
     assert value("kvring_eviction_bonus", store_directory) == stats["eviction_bonus"] > 0
     assert value("kvring_admitted_share", store_directory) == 1
+
+
+def test_failures_add_up_by_the_codes_of_their_callers(
+    open_client: Callable[..., Client], store_directory: Path
+) -> None:
+    client = open_client("64MiB", quotas={"test/model": "1MiB"})
+    codes = client.wait_codes(
+        client.connector.submit_batch_set([make_key(number, salt)], [make_memory(length_bytes)])
+        for number, (salt, length_bytes) in enumerate([("", 2 * MIB), ("a", 70 * MIB)] * 5)
+    )
+    store_directory.rename(moved := store_directory.with_name("moved"))
+    client.wait_until(lambda: bool(client.connector.stats()["paths"][0]["reason"]))
+    path = str(store_directory)
+    assert value("kvring_path_up", store_directory, path=path) == 0
+    assert value("kvring_path_healthy", store_directory, path=path) == 0
+    codes |= client.wait_codes([client.connector.submit_batch_set(["key"], [b"content"])])
+    moved.rename(store_directory)
+    client.wait_until(lambda: value("kvring_path_up", store_directory, path=path) == 1)
+    counted = {
+        dict(labels)["reason"]: number
+        for labels, number in scraped()["kvring_store_failures_total"].items()
+        if ("store", path) in labels
+    }
+    assert {"quota_full", "too_long", "unavailable"} == set(codes.values())
+    assert {reason: number for reason, number in counted.items() if number} == Counter(
+        codes.values()
+    )
+    failed = value("kvring_stores_total", store_directory, result="failed")
+    assert failed == sum(counted.values()) == len(codes)
 
 
 def test_histograms_are_histograms(client: Client, store_directory: Path) -> None:

@@ -97,7 +97,7 @@ fn failed_steps_leave_nothing_behind() {
                 (vec![false], 0)
             );
             let is_full = errno == libc::ENOSPC && kind < 2;
-            assert_eq!(client.counter("store_full"), u64::from(is_full));
+            assert_eq!(client.counter("set_no_space"), u64::from(is_full));
             assert!(
                 !is_full || done.error.starts_with("store full: cannot grow"),
                 "{}",

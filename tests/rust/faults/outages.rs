@@ -271,7 +271,7 @@ fn a_data_file_without_blocks_fails_sets_and_not_its_path() {
         }
         let path = client.connector.stats().paths[0].clone();
         assert_eq!((path.in_use, path.reason.as_str()), (true, ""));
-        assert_eq!((client.counter("write_errors"), client.counter("store_full")), (0, KEYS));
+        assert_eq!((client.counter("write_errors"), client.counter("set_no_space")), (0, KEYS));
         assert_eq!(client.load(0..KEYS, LENGTH), all(true));
         fails.store(0, Ordering::SeqCst);
         assert_eq!(client.store(1000..1000 + KEYS, LENGTH), all(true));

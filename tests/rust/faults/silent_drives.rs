@@ -35,6 +35,7 @@ fn is_silent_then_well(
     begun: &[u64],
 ) {
     eventually("the silence", || trouble(client).contains("the drive answers nothing: the oldest"));
+    assert!(client.connector.stats().paths[0].stuck);
     // All but the first one, which the device has.
     for queued in &begun[1..] {
         assert_eq!(client.wait(*queued).results, [false]);
@@ -47,7 +48,7 @@ fn is_silent_then_well(
     assert!(refused.error.contains("the drive answers nothing"), "{}", refused.error);
     answers_again();
     assert_eq!(client.wait(begun[0]).results, [true]);
-    assert_eq!(trouble(client), "");
+    assert_eq!((trouble(client), client.connector.stats().paths[0].stuck), (String::new(), false));
     assert_eq!(client.exists(&keys(0..3)), [true; 3]);
     client.assert_held(0..3, LENGTH);
     client.fill([7], LENGTH);
