@@ -280,10 +280,12 @@ fn warn_of_capacity(path: &Path, space: &SpaceAccount) {
     let most_bytes = used_bytes.saturating_add(space.free_above_floor_bytes());
     if most_bytes < capacity_bytes && space.floor_above_all().is_none() {
         log::warn!(
-            "{}: capacity is {capacity_bytes} bytes, but the file system has only {most_bytes} bytes for the store: \
-             {used_bytes} that it takes, and what is free above min_free; it evicts within these; free space there, lower \
-             min_free, or lower capacity",
-            path.display()
+            "{}: capacity is {}, but the file system has only {} for the store: {} that it takes, and what is free above \
+             min_free; it evicts within these; free space there, lower min_free, or lower capacity",
+            path.display(),
+            ByteSize(capacity_bytes),
+            ByteSize(most_bytes),
+            ByteSize(used_bytes)
         );
     }
 }
