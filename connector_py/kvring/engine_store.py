@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 _DIGEST_DIGITS: Final = 12
 
 
-_PATHS: Final = ("path", "index_path")
+_PATHS: Final = ("path", "index_path", "require_mount")
 
 
 class EngineStore:

@@ -11,6 +11,7 @@ import pytest
 import kvring
 from kvring.cli import main
 from kvring.cli.required_mounts import with_required_mounts
+from kvring.engine_store import options_of
 from tests.python.conftest import KIB, MIB, Client, bare_loop_device, make_key, pattern
 from tests.support.block_devices import DeviceError, attach_loop, run
 
@@ -196,6 +197,12 @@ def test_config_requires_the_mount_of_the_path(
     index = f"index_path={other.mount_point}/index"
     on_device = printed(capsys, drive.block, "all", "--option", index)
     assert on_device["require_mount"] == str(other.mount_point)
+
+
+def test_ranks_with_a_drive_each_require_its_mount() -> None:
+    options = {"path": ["/mnt/nvme{rank}/kv"], "require_mount": "/mnt/nvme{rank}"}
+    own = options_of(options, "rank", 3)
+    assert own == {"path": ["/mnt/nvme3/kv"], "require_mount": "/mnt/nvme3"}
 
 
 @pytest.mark.parametrize("form", ["--docker", "--kubernetes"])
