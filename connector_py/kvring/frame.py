@@ -14,11 +14,13 @@ _FAILURES: Final = {
     "read errors": "read_errors",
     "checksum mismatches": "checksum_mismatch",
     "queue full": "set_rejected_queue_full",
-    "store full": "store_full",
+    "no space": "set_no_space",
+    "quota full": "set_quota_full",
     "too long": "set_too_long",
-    "write errors": "write_errors",
+    "path unavailable": "set_unavailable",
+    "write errors": "set_io_error",
     "sync errors": "sync_errors",
-    "hash collisions": "hash_collision",
+    "hash collisions": "set_collision",
 }
 
 
