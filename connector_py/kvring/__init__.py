@@ -1,6 +1,6 @@
 """kvring: a local-NVMe tier for LMCache.
 
-LMCache loads it by name::
+Programs of their own call `kvring.open()`. LMCache loads it by name::
 
     {"type": "native_plugin", "module_path": "kvring", "class_name": "Connector",
      "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
@@ -23,9 +23,15 @@ from kvring._native import (
 )
 from kvring.connector import Connector
 from kvring.epochs import set_epoch
+from kvring.store import ChunkError, ChunkTimeoutError, Store
+
+# Not in __all__: who imports all names means the open() of Python.
+from kvring.store import open as open  # noqa: A004
 
 __all__ = [
     "FAILURE_CODES",
+    "ChunkError",
+    "ChunkTimeoutError",
     "ClosedError",
     "ConfigError",
     "Connector",
@@ -34,6 +40,7 @@ __all__ = [
     "InUseError",
     "KvRingError",
     "NotFormattedError",
+    "Store",
     "SubmitError",
     "__version__",
     "build_info",

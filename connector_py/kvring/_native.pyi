@@ -3,15 +3,18 @@
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, SupportsIndex, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
-from typing_extensions import Buffer, Self, disjoint_base
+from typing_extensions import Self, disjoint_base
+
+from kvring.arguments import Capacities, Memory, Paths
 
 __all__ = [
     "ANY_VARIANT",
     "FAILURE_CODES",
     "BenchPlan",
     "BenchRun",
+    "BlockingStore",
     "ClosedError",
     "ConfigError",
     "Connector",
@@ -46,22 +49,6 @@ __all__ = [
 ]
 
 __version__: Final[str]
-
-_Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-_Capacities: TypeAlias = SupportsIndex | float | str | Sequence[SupportsIndex | float | str]
-
-class _Tensor(Protocol):
-    """What is asked of a tensor of torch."""
-
-    @property
-    def device(self) -> Any: ...
-    @property
-    def nbytes(self) -> int: ...
-    def data_ptr(self) -> int: ...
-    def is_contiguous(self) -> bool: ...
-    def untyped_storage(self) -> Any: ...
-
-_Memory: TypeAlias = Buffer | _Tensor
 
 _FailureCode: TypeAlias = Literal[
     "queue_full",
@@ -104,6 +91,9 @@ class EngineError(KvRingError):
 class SubmitError(KvRingError):
     """A batch was refused as a whole, and nothing of it is queued; or keys are not removed."""
 
+    position: int | None
+    """Which key or buffer of the batch is wrong, from 0 on; None if it is not one of them."""
+
 class ClosedError(SubmitError):
     """The connector is closed."""
 
@@ -118,7 +108,7 @@ def build_info() -> dict[str, str | int | None]:
 def options() -> dict[str, dict[str, str | None]]:
     """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
 
-def check_options(path: _Paths, capacity: _Capacities, **options: Any) -> None:
+def check_options(path: Paths, capacity: Capacities, **options: Any) -> None:
     """Read options as Connector does, look at what the paths are, and open nothing.
 
     A device that is not there may be one of another machine.
@@ -134,7 +124,7 @@ def size_bytes(text: str) -> int:
         ConfigError: It cannot be read.
     """
 
-def checksum_with_key(key: str, memory: _Memory) -> int:
+def checksum_with_key(key: str, memory: Memory) -> int:
     """Return the CRC-64/NVME of a key and of the bytes behind it.
 
     Raises:
@@ -184,7 +174,7 @@ def put_into_huge_pages(descriptor: int, length_bytes: int) -> None:
         ValueError: `length_bytes` is 0.
     """
 
-def forecast_open(path: _Paths, capacity: _Capacities, **options: Any) -> list[dict[str, Any]]:
+def forecast_open(path: Paths, capacity: Capacities, **options: Any) -> list[dict[str, Any]]:
     """Compute what an open with these options would remove from each path, from its files.
 
     Nothing is changed or locked. Where a path has no store yet, `moved` of the others is an
@@ -240,7 +230,7 @@ class Connector:
     nothing of the batch is queued.
     """
 
-    def __new__(cls, path: _Paths, capacity: _Capacities, **options: Any) -> Self:
+    def __new__(cls, path: Paths, capacity: Capacities, **options: Any) -> Self:
         """Open the store at `path`, or at several paths that share its keys.
 
         A directory is made if it is missing, a block device formatted if there is nothing on it.
@@ -273,7 +263,7 @@ class Connector:
     def submit_batch_set(
         self,
         keys: list[str],
-        memoryviews: Sequence[_Memory],
+        memoryviews: Sequence[Memory],
         *,
         variants: Sequence[int] | None = None,
     ) -> int:
@@ -292,7 +282,7 @@ class Connector:
                 none or not contiguous, a tensor is not on the CPU, a chunk is empty.
         """
 
-    def submit_batch_get(self, keys: list[str], memoryviews: Sequence[_Memory]) -> int:
+    def submit_batch_get(self, keys: list[str], memoryviews: Sequence[Memory]) -> int:
         """Load chunks; return the future id.
 
         A key that is not stored in exactly its buffer's length is answered False and
@@ -488,7 +478,7 @@ class Connector:
         """
 
     def register_memory(
-        self, memory: _Memory | int, length_bytes: int | None = None
+        self, memory: Memory | int, length_bytes: int | None = None
     ) -> RegisteredMemory:
         """Register writable memory, so that transfers inside it need no page looked up.
 
@@ -746,6 +736,49 @@ class MemoryTasks(KeyWatch):
         """Say of each key whether it is stored now; unlike exists() it leases nothing."""
 
 @final
+class BlockingStore:
+    """A connector as programs ask it that wait for each answer.
+
+    Several threads may use an object. Every method raises ClosedError after `Connector.close()`,
+    SubmitError for what a connector's submits refuse, and ConfigError for a timeout that is not 0
+    to 3600 seconds. An exception of a signal's handler ends a call, as the timeout does; its
+    memory is held until the batch has completed.
+    """
+
+    def __new__(cls, connector: Connector) -> Self:
+        """Take a connector over: its completions are taken here from now on.
+
+        Args:
+            connector: Open, and drained by nobody else.
+        """
+
+    def put(
+        self, keys: Sequence[str], memory: Sequence[Memory], timeout_s: float
+    ) -> tuple[list[bool], _FailureCode | None, str] | None:
+        """Store chunks, and wait.
+
+        Returns:
+            One bool per key, the kind of the failure (None if all succeeded) and its text; None if
+            that did not come in time.
+        """
+
+    def get(
+        self, keys: Sequence[str], memory: Sequence[Memory], timeout_s: float
+    ) -> tuple[list[bool], _FailureCode | None, str] | None:
+        """Load chunks into memory of their lengths, and wait; the result is that of `put()`."""
+
+    def delete(
+        self, keys: Sequence[str], timeout_s: float
+    ) -> tuple[list[bool], _FailureCode | None, str] | None:
+        """Remove keys, and wait for the index file; the result is that of `put()`."""
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Say of each key whether it is stored, and lease it."""
+
+    def lengths(self, keys: Sequence[str]) -> list[int | None]:
+        """Return the length of each chunk in bytes, or None where a load would miss."""
+
+@final
 class RegisteredMemory:
     """Memory that a connector has registered, until it is closed or dropped."""
 
@@ -887,8 +920,8 @@ class BenchRun:
     def __new__(
         cls,
         plan: BenchPlan,
-        path: _Paths,
-        capacity: _Capacities,
+        path: Paths,
+        capacity: Capacities,
         **options: Any,
     ) -> Self:
         """Open the store, which should be empty, and start.

@@ -139,12 +139,12 @@ pub(crate) fn export_all(
 fn tensor_storage(tensor: &Bound<'_, PyAny>, position: usize, usage: Use) -> PyResult<Storage> {
     match storage_of(tensor, usage) {
         Ok(Ok(storage)) => Ok(storage),
-        Ok(Err(reason)) => Err(SubmitError::new_err(format!("buffer {position} {reason}"))),
+        Ok(Err(reason)) => Err(refused(position, format!("buffer {position} {reason}"), None)),
         Err(error) => {
             let message = format!(
                 "buffer {position} is a tensor whose memory cannot be had ({error}); pass a dense, contiguous tensor on the CPU"
             );
-            Err(refused(tensor.py(), error, message))
+            Err(refused(position, message, Some(error)))
         }
     }
 }
@@ -172,7 +172,7 @@ fn explain(error: PyErr, position: usize, usage: Use, object: &Bound<'_, PyAny>)
     } else {
         return error;
     };
-    refused(py, error, message)
+    refused(position, message, Some(error))
 }
 
 /// What is asked of a tensor.

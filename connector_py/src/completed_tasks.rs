@@ -28,6 +28,13 @@ struct State {
     is_polled: bool,
 }
 
+/// How a moment of waiting ended.
+pub(crate) enum Step<T> {
+    Found(T),
+    Closed,
+    Pending,
+}
+
 impl CompletedTasks {
     /// Takes what has completed, and lets `of` look at all that is there. No Python may run in it: another thread could wait for the
     /// lock with the GIL.
@@ -43,32 +50,47 @@ impl CompletedTasks {
         core: &Connector,
         mut of: impl FnMut(&mut ByTask) -> Option<T>,
     ) -> Option<T> {
-        let mut state = self.locked();
         loop {
-            self.collect(core, &mut state, |core, taken| core.take(false, taken));
-            if let Some(found) = of(&mut state.completions) {
-                return Some(found);
+            match self.wait_step(core, TICK, &mut of) {
+                Step::Found(found) => return Some(found),
+                Step::Closed => return None,
+                Step::Pending => {}
             }
-            if core.is_closed() {
-                drop(state);
-                core.close();
-                core.wait_for_memory();
-                return None;
-            }
-            if state.is_polled {
-                let waited = self.changed.wait_timeout(state, TICK);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                continue;
-            }
-            state.is_polled = true;
-            drop(state);
-            wait_readable(core);
-            state = self.locked();
-            state.is_polled = false;
-            // It alone clears the eventfd, so that no ring is lost while another thread takes.
-            self.collect(core, &mut state, Connector::drain);
-            self.changed.notify_all();
         }
+    }
+
+    /// The same for a moment, for [`TICK`] and `timeout` at most.
+    pub(crate) fn wait_step<T>(
+        &self,
+        core: &Connector,
+        timeout: Duration,
+        mut of: impl FnMut(&mut ByTask) -> Option<T>,
+    ) -> Step<T> {
+        let timeout = timeout.min(TICK);
+        let mut state = self.locked();
+        self.collect(core, &mut state, |core, taken| core.take(false, taken));
+        if let Some(found) = of(&mut state.completions) {
+            return Step::Found(found);
+        }
+        if core.is_closed() {
+            drop(state);
+            core.close();
+            core.wait_for_memory();
+            return Step::Closed;
+        }
+        if state.is_polled {
+            drop(self.changed.wait_timeout(state, timeout));
+            return Step::Pending;
+        }
+        state.is_polled = true;
+        drop(state);
+        wait_readable(core, timeout);
+        state = self.locked();
+        state.is_polled = false;
+        // It alone clears the eventfd, so that no ring is lost while another thread takes.
+        self.collect(core, &mut state, Connector::drain);
+        self.changed.notify_all();
+        Step::Pending
     }
 
     fn collect(
@@ -92,8 +114,8 @@ impl CompletedTasks {
     }
 }
 
-fn wait_readable(core: &Connector) {
-    let timeout = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::MAX);
+fn wait_readable(core: &Connector, timeout: Duration) {
+    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
     // An interruption is as good as a ring.
     let _ = poll(&mut [PollFd::new(core.event(), PollFlags::POLLIN)], timeout);
 }

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::buffers::{Use, export_all, with_variants};
 use crate::dicts::dict_of;
-use crate::errors::{ConfigError, code_of, from_open, from_submit};
+use crate::errors::{ConfigError, code_of, duration_of, from_open, from_submit};
 use crate::keys::Keys;
 use crate::logging::hand_over;
 use crate::memory::{RegisteredMemory, register};
@@ -124,17 +124,14 @@ impl Connector {
         timeout_s: f64,
         drain_s: Option<f64>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        if !(0.0..=3600.0).contains(&timeout_s) {
-            let message = format!("timeout_s = {timeout_s} is not valid; it takes 0 to 3600");
-            return Err(ConfigError::new_err(message));
-        }
+        let timeout = duration_of("timeout_s", timeout_s)?;
         let drain_s = drain_s.unwrap_or(timeout_s / 2.0);
         if !(0.0..=timeout_s).contains(&drain_s) {
             let message =
                 format!("drain_s = {drain_s} is not valid; it takes 0 to timeout_s = {timeout_s}");
             return Err(ConfigError::new_err(message));
         }
-        let [drain_timeout, timeout] = [drain_s, timeout_s].map(Duration::from_secs_f64);
+        let drain_timeout = Duration::from_secs_f64(drain_s);
         let shutdown = py.detach(|| self.core.close_within(drain_timeout, timeout));
         hand_over(py);
         let result =

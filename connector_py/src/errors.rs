@@ -1,5 +1,7 @@
 //! The tree of Python exceptions, and which error of the core becomes which.
 
+use std::time::Duration;
+
 use pyo3::create_exception;
 use pyo3::exceptions::{PyException, PyOSError};
 use pyo3::prelude::*;
@@ -100,15 +102,29 @@ pub(crate) fn from_submit(error: kvring::SubmitError) -> PyErr {
     let message = error.to_string();
     match error {
         kvring::SubmitError::Closed => ClosedError::new_err(message),
+        kvring::SubmitError::KeyTooLong { position, .. }
+        | kvring::SubmitError::EmptyChunk { position } => refused(position, message, None),
         _ => SubmitError::new_err(message),
     }
 }
 
-/// A batch refused with `message`, because of another exception.
-pub(crate) fn refused(py: Python<'_>, cause: PyErr, message: String) -> PyErr {
+/// A batch refused for its key or buffer `position`, because of another exception if there is one.
+pub(crate) fn refused(position: usize, message: String, cause: Option<PyErr>) -> PyErr {
     let error = SubmitError::new_err(message);
-    error.set_cause(py, Some(cause));
+    Python::attach(|py| {
+        error.set_cause(py, cause);
+        // An exception of this class takes any attribute.
+        let _ = error.value(py).setattr("position", position);
+    });
     error
+}
+
+/// A time that a call takes at most, in seconds.
+pub(crate) fn duration_of(name: &str, seconds: f64) -> PyResult<Duration> {
+    if (0.0..=3600.0).contains(&seconds) {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    Err(ConfigError::new_err(format!("{name} = {seconds} is not valid; it takes 0 to 3600")))
 }
 
 /// The code of a batch that failed.

@@ -39,20 +39,18 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
 fn text(position: usize, key: &Bound<'_, PyAny>) -> PyResult<PyBackedStr> {
     let Ok(text) = key.cast::<PyString>() else {
         let kind = type_name(key);
-        return Err(SubmitError::new_err(format!("key {position} is of type {kind}; pass a str")));
+        let message = format!("key {position} is of type {kind}; pass a str");
+        return Err(refused(position, message, None));
     };
     PyBackedStr::try_from(text.clone()).map_err(|error| {
         if !error.is_instance_of::<PyUnicodeEncodeError>(key.py()) {
             return error;
         }
-        refused(
-            key.py(),
-            error,
-            format!(
-                "key {position} has a lone surrogate, which UTF-8 cannot hold; write it in another way, such as \
-                 key.encode(errors=\"backslashreplace\").decode()"
-            ),
-        )
+        let message = format!(
+            "key {position} has a lone surrogate, which UTF-8 cannot hold; write it in another way, such as \
+             key.encode(errors=\"backslashreplace\").decode()"
+        );
+        refused(position, message, Some(error))
     })
 }
 

@@ -1,5 +1,6 @@
 //! Python bindings: conversion only; everything else is in the core crate `kvring`.
 
+mod blocking_store;
 mod buffers;
 mod completed_tasks;
 mod connector;
@@ -39,6 +40,8 @@ fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use super::blocking_store::BlockingStore;
+    #[pymodule_export]
     use super::buffers::checksum_with_key;
     #[pymodule_export]
     use super::build_info;
@@ -77,6 +80,8 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         logging::install();
         let codes = kvring::FailureCode::ALL.map(kvring::FailureCode::name);
+        // Of an instance that is about one key or buffer of a batch.
+        module.getattr("SubmitError")?.setattr("position", module.py().None())?;
         module.add("ANY_VARIANT", kvring::ANY_VARIANT)?;
         module.add("FAILURE_CODES", PyTuple::new(module.py(), codes)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))

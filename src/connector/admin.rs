@@ -80,6 +80,16 @@ impl Connector {
         }))
     }
 
+    /// The length of the chunk of each of `keys`, in bytes; none where a GET would miss. It leases nothing and counts no lookup.
+    pub fn lengths<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<Option<u64>>, SubmitError> {
+        let keys = &*self.as_stored(keys);
+        let _gate = self.enter(keys)?;
+        let now_ms = self.config.clock.now_ms();
+        Ok(self.volumes.ask_each(self.asked_for(keys, &[]), |volume, keys| {
+            volume.index().lengths_of(keys, now_ms)
+        }))
+    }
+
     /// Counts a use of each of `keys` now, without loading it: for chunks that are used in a tier above. As with a load, they go later and expire
     /// later. Says of each key whether it is stored.
     pub fn touch<K: AsRef<str>>(&self, keys: &[K]) -> Result<Vec<bool>, SubmitError> {

@@ -11,7 +11,6 @@ from tests.python.conftest import HANG_DEADLINE_S, REPOSITORY
 
 EXPECTED = {
     "from_python.py": [
-        "stored: [True, True, True]",
         "found after a restart: [True, True, True, False]",
         "equal: True",
         "missed: None",

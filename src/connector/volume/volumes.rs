@@ -184,11 +184,11 @@ impl Volumes {
     }
 
     /// Asks each volume about its keys of a batch and brings the answers into the order of the batch.
-    pub(crate) fn ask_each<'key>(
+    pub(crate) fn ask_each<'key, T: Clone + Default>(
         &self,
         keys: impl ExactSizeIterator<Item = Hashed<'key>>,
-        mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<bool>,
-    ) -> Vec<bool> {
+        mut ask: impl FnMut(&Volume, &[Hashed<'_>]) -> Vec<T>,
+    ) -> Vec<T> {
         let live = self.live_set();
         let (count, mut parts) = (keys.len(), vec![(Vec::new(), Vec::new()); self.all.len()]);
         for (position, key) in keys.enumerate() {
@@ -196,7 +196,7 @@ impl Volumes {
             positions.push(position);
             keys.push(key);
         }
-        let mut answers = vec![false; count];
+        let mut answers = vec![T::default(); count];
         for (volume, (positions, keys)) in self.all.iter().zip(parts) {
             if !keys.is_empty() {
                 let own = ask(volume, &keys);

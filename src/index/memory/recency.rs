@@ -60,6 +60,17 @@ impl<S> Index<S> {
         self.ask_stored(keys, now_ms, |_, _| true)
     }
 
+    /// The length of the chunk of each of `keys`, in bytes, where it is stored in the variant that is asked for. No use and no lease.
+    pub(crate) fn lengths_of(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<Option<u64>> {
+        let length_of = |key: &Hashed<'_>| {
+            self.act_on_stored(key, now_ms, |shard, found| {
+                let entry = &shard.entries[found.entry];
+                entry.meets(key.variant).then_some(u64::from(entry.length_bytes))
+            })
+        };
+        keys.iter().map(|key| length_of(key).flatten()).collect()
+    }
+
     /// A use of each of `keys`, without a load, the last one first: it goes before those that it is of no use without. Says of each
     /// whether it is stored.
     pub(crate) fn touch_keys(&self, keys: &[Hashed<'_>], now_ms: u64) -> Vec<bool> {

@@ -1,0 +1,299 @@
+"""A store for programs that wait for each answer: `kvring.open()`."""
+
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from kvring import _native
+from kvring._native import BlockingStore, KvRingError, SubmitError
+from kvring.arguments import Capacities, Memory, Paths, StoreOptions
+from kvring.connector import Connector
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+__all__ = ["ChunkError", "ChunkTimeoutError", "Store", "open"]
+
+# As long as LMCache waits for its own native connectors.
+_TIMEOUT_S: Final = 30.0
+
+_SHOWN_CHARACTERS: Final = 200
+
+_MemoryT = TypeVar("_MemoryT", bound="Memory")
+_ResultT = TypeVar("_ResultT")
+
+
+class ChunkError(KvRingError):
+    """A chunk was not stored, loaded or deleted. The message names its key and the reason.
+
+    Attributes:
+        key: The key.
+        code: The kind of the failure, one of `kvring.FAILURE_CODES`, or None.
+    """
+
+    def __init__(self, key: str, code: str | None, reason: str) -> None:
+        """Note them; the message is made of key and reason."""
+        super().__init__(f"{_shown(key)}: {reason}")
+        self.key = key
+        self.code = code
+        self._reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.code, self._reason)
+
+
+class ChunkTimeoutError(ChunkError, TimeoutError):
+    """A chunk was not stored, loaded or deleted in time. Its memory is in use until `close()`."""
+
+
+class _Deadline:
+    """When a call of several steps ends."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end_s = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Return the seconds that are left; a timeout out of range as it is, to be refused."""
+        return min(self.timeout_s, max(0.0, self._end_s - time.monotonic()))
+
+
+class Store:
+    """Chunks of bytes under keys on a local disk: `kvring.open()` returns one.
+
+    A chunk may be gone at any time: evicted, expired, or not admitted (option `admit`). A miss is
+    None and no error. Several threads may use a store; a fork may not, and opens its own.
+
+    Keys are strings of up to 4096 bytes in UTF-8; `model@kv_rank@object_group@chunk_hash` gives a
+    key a namespace. A chunk has 1 byte to 2 GiB, and an eighth of the capacity at most. Memory is a
+    contiguous buffer (bytes, bytearray, memoryview, an array of numpy) or a tensor of torch on the
+    CPU. Page-aligned memory is moved without a copy.
+
+    Each call ends after its `timeout_s` (0 to 3600 seconds), or with an exception of a signal's
+    handler, such as KeyboardInterrupt. The transfer may then be under way: change its memory only
+    after `close()`. The store remains usable.
+
+    Every method raises ClosedError after `close()`, SubmitError for a key or memory that cannot be
+    used and in a fork, and ConfigError for a `timeout_s` out of range.
+    """
+
+    def __init__(
+        self, path: Paths, capacity: Capacities, **options: "Unpack[StoreOptions]"
+    ) -> None:
+        self._connector = Connector(path, capacity, **options)
+        self._calls = BlockingStore(self._connector)
+
+    @property
+    def connector(self) -> Connector:
+        """The connector below, for `stats()`, pins, namespaces; submit and drain nothing there."""
+        return self._connector
+
+    def put(self, key: str, memory: "Memory", *, timeout_s: float = _TIMEOUT_S) -> None:
+        """Store a chunk. It replaces the one under this key.
+
+        Raises:
+            ChunkError: It was not stored: no space, an I/O error, too long.
+            ChunkTimeoutError: It was not stored in `timeout_s` seconds, and may be later.
+        """
+        self._answers(self._calls.put, [key], [memory], deadline=_Deadline(timeout_s))
+
+    @overload
+    def get(self, key: str, *, timeout_s: float = ...) -> bytearray | None: ...
+    @overload
+    def get(self, key: str, out: _MemoryT, *, timeout_s: float = ...) -> _MemoryT | None: ...
+    def get(self, key: str, out: Any = None, *, timeout_s: float = _TIMEOUT_S) -> Any:
+        """Load a chunk.
+
+        Args:
+            key: The key.
+            out: Writable memory of exactly the chunk's length; without it a bytearray is made.
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            `out`, or the bytearray; None for a miss, and the content of `out` is undefined.
+
+        Raises:
+            ChunkError: `out` has another length than the chunk.
+            ChunkTimeoutError: It was not loaded in time.
+        """
+        return self._get([key], None if out is None else [out], timeout_s)[0]
+
+    @overload
+    def get_many(
+        self, keys: Sequence[str], *, timeout_s: float = ...
+    ) -> list[bytearray | None]: ...
+    @overload
+    def get_many(
+        self, keys: Sequence[str], outs: Sequence[_MemoryT], *, timeout_s: float = ...
+    ) -> list[_MemoryT | None]: ...
+    def get_many(
+        self,
+        keys: Sequence[str],
+        outs: Sequence[Any] | None = None,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> list[Any]:
+        """Load chunks together. Arguments, results and errors are those of `get()`, for each key.
+
+        Args:
+            keys: The keys.
+            outs: Memory for each key.
+            timeout_s: Seconds to wait for all of them at most.
+        """
+        return self._get(keys, outs, timeout_s)
+
+    def exists(self, key: str) -> bool:
+        """Tell whether a chunk is stored. It is then kept for `lease_s` seconds, to be loaded."""
+        return self._refusing([key], self._calls.exists, [key])[0]
+
+    def delete(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        """Delete a chunk; that no chunk is stored under the key is no error.
+
+        Raises:
+            ChunkError: The index file did not take it; a restart may bring the chunk back.
+            ChunkTimeoutError: The index file did not take it in `timeout_s` seconds.
+        """
+        self._answers(self._calls.delete, [key], deadline=_Deadline(timeout_s))
+
+    def close(self, timeout_s: float = 20.0) -> dict[str, Any]:
+        """Finish what is queued, make it durable and close the store. Idempotent.
+
+        Args:
+            timeout_s: Seconds that it takes at most, plus one. What is queued then is dropped.
+
+        Returns:
+            What was lost, as `kvring.Connector.close()` does.
+        """
+        return self._connector.close(timeout_s)
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._connector).replace("Connector", "Store", 1)
+
+    def _get(self, keys: Sequence[str], outs: Sequence[Any] | None, timeout_s: float) -> list[Any]:
+        deadline = _Deadline(timeout_s)
+        if outs is None:
+            return self._load_new(keys, deadline)
+        loaded = self._answers(self._calls.get, keys, outs, deadline=deadline)
+        answers = list(zip(keys, outs, loaded, strict=True))
+        self._check_lengths([(key, out) for key, out, is_loaded in answers if not is_loaded])
+        return [out if is_loaded else None for _, out, is_loaded in answers]
+
+    def _load_new(self, keys: Sequence[str], deadline: "_Deadline") -> list[bytearray | None]:
+        chunks: list[bytearray | None] = [None] * len(keys)
+        wanted = dict(enumerate(self._lengths(keys)))
+        while wanted:
+            # Empty for a miss: its load counts as one.
+            buffers = {position: bytearray(length or 0) for position, length in wanted.items()}
+            names, memory = [keys[position] for position in wanted], list(buffers.values())
+            loaded = self._answers(self._calls.get, names, memory, deadline=deadline)
+            for (position, buffer), is_loaded in zip(buffers.items(), loaded, strict=True):
+                if is_loaded:
+                    chunks[position] = buffer
+            missed = [position for position in wanted if chunks[position] is None]
+            lengths = self._lengths([keys[position] for position in missed])
+            # Those that were replaced meanwhile by a chunk of another length.
+            wanted = {
+                position: length
+                for position, length in zip(missed, lengths, strict=True)
+                if length not in (None, wanted[position])
+            }
+        return chunks
+
+    def _check_lengths(self, missed: list[tuple[str, Any]]) -> None:
+        """Tell memory of a wrong length from a miss."""
+        lengths = self._lengths([key for key, _ in missed])
+        for (key, out), length in zip(missed, lengths, strict=True):
+            out_bytes = out.nbytes if hasattr(out, "nbytes") else memoryview(out).nbytes
+            if length is not None and length != out_bytes:
+                reason = f"the chunk has {length} bytes, and out has {out_bytes}"
+                raise ChunkError(key, None, f"{reason}; pass memory of {length} bytes, or none")
+
+    def _lengths(self, keys: Sequence[str]) -> list[int | None]:
+        return self._refusing(keys, self._calls.lengths, keys)
+
+    def _answers(
+        self, call: Callable[..., Any], keys: Sequence[str], *memory: Any, deadline: "_Deadline"
+    ) -> list[bool]:
+        """Call and wait; return one bool per key."""
+        answer = self._refusing(keys, call, keys, *memory, deadline.left_s())
+        verb = {"put": "stored", "get": "loaded", "delete": "deleted"}[call.__name__]
+        if answer is None:
+            reason = (
+                f"not {verb} within {deadline.timeout_s:g} s; raise timeout_s, or look at the drive"
+            )
+            raise ChunkTimeoutError(keys[0], None, reason)
+        results: list[bool]
+        results, code, error = answer
+        if code is not None:
+            raise ChunkError(keys[results.index(False)], code, f"not {verb}: {error}")
+        return results
+
+    def _refusing(
+        self, keys: Sequence[str], call: Callable[..., _ResultT], *arguments: Any
+    ) -> _ResultT:
+        """Call; a refusal names the key."""
+        try:
+            return call(*arguments)
+        except SubmitError as error:
+            position = 0 if error.position is None and len(keys) == 1 else error.position
+            if position is None:
+                raise
+            raise type(error)(f"{_shown(keys[position])}: {error}") from error
+
+
+def _shown(key: str) -> str:
+    """Return a key as messages have it: not all of one that is refused for its length."""
+    text = repr(key)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def open(  # noqa: A001 - as in gzip and tarfile
+    path: Paths, capacity: Capacities, **options: "Unpack[StoreOptions]"
+) -> Store:
+    """Open a store, or make one.
+
+    Args:
+        path: A directory or a block device, or a list of them that share the keys.
+        capacity: Most bytes that it takes on disk at each path: a number, a text such as "500GiB",
+            or "all" of a block device.
+        **options: `help(kvring.Store)` lists them.
+
+    Raises:
+        ConfigError: An option is unknown or does not fit, or no store can be at the path.
+        InUseError: Another process has the store open.
+        KvRingError: The paths do not belong together, or as `kvring.Connector` says.
+        OSError: The path cannot be made, opened, read or written.
+    """
+    return Store(path, capacity, **options)
+
+
+def _options_text() -> str:
+    """Return the part of a docstring that lists the options."""
+    lines = ["Options of `kvring.open()`:"]
+    for name, option in _native.options().items():
+        if name in StoreOptions.__annotations__:
+            unit = f" ({option['unit']})" if option["unit"] else ""
+            text = (
+                f"{option['meaning']}. Takes {option['range']}{unit}. Default: {option['default']}."
+            )
+            lines += [
+                f"    {name}:",
+                *textwrap.wrap(text, 84, initial_indent=" " * 8, subsequent_indent=" " * 8),
+            ]
+    return "\n".join(lines)
+
+
+Store.__doc__ = f"{Store.__doc__}\n{textwrap.indent(_options_text(), ' ' * 4)}\n"
