@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE :=
 LOCKED := $(if $(CI),--locked)
 # The Python bindings are linked into an interpreter, not into a test program: pytest tests them.
 RUST_TESTS := cargo test --workspace --exclude kvring-python --no-fail-fast $(LOCKED)
-PYTHON_SOURCES = $(wildcard connector_py/kvring tests/python tests/support tests/report.py benches examples tools)
+PYTHON_SOURCES = $(wildcard connector_py/build_backend.py connector_py/kvring tests/python tests/support tests/report.py benches examples tools)
 REPORTS := target/test-reports
 
 # $(1): the interpreter of a virtual environment; $(2): what is installed into it.
@@ -130,11 +130,16 @@ $(ENGINES_VENV)/.stamp: requirements/engines.txt requirements/engines-cpu.txt re
 	rm -rf $$kernels
 	touch $@
 
+# One wheel for all Pythons from 3.11 on. The stable interface of 3.10 has no buffers: it has a wheel of its own.
+ABI3 := --features pyo3/abi3-py311
+
 WHEEL := target/wheel/.stamp
 
+# Of the kind that users get for this Python.
 $(WHEEL): $(VENV)/.stamp-kvring $(wildcard connector_py/kvring/*.py connector_py/kvring/*/*.py connector_py/kvring/*/*/*.py)
 	@rm -rf target/wheel
-	$(VENV)/bin/maturin build --quiet --release --out target/wheel --interpreter $(PY) $(LOCKED)
+	abi3=$$($(PY) -c 'import sys; print("$(ABI3)" if sys.version_info >= (3, 11) else "")')
+	$(VENV)/bin/maturin build --quiet --release --out target/wheel --interpreter $(PY) $(LOCKED) $$abi3
 	touch $@
 
 $(NEXT_VENV)/.stamp-kvring $(ENGINES_VENV)/.stamp-kvring: %/.stamp-kvring: %/.stamp $(WHEEL)
@@ -170,24 +175,28 @@ force:
 .PHONY: build
 build: $(VENV)/.stamp-kvring ## kvring's release build into .venv
 
-# Those of PATH, else of pyenv. The aarch64 wheels take `rustup target add aarch64-unknown-linux-gnu`.
-WHEEL_VERSIONS ?= 3.10 3.11 3.12 3.13
-
+# The aarch64 wheels take `rustup target add aarch64-unknown-linux-gnu`.
 .PHONY: wheels
-wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10 to 3.13 and an sdist, into dist (10 minutes)
+wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10, and 3.11 and later, and an sdist, into dist (10 minutes)
 	@rm -rf dist
-	interpreters=()
-	for version in $(WHEEL_VERSIONS); do
-		for candidate in "$$(command -v python$$version || true)" $(HOME)/.pyenv/versions/$$version.*/bin/python; do
-			if "$$candidate" -c '' 2>/dev/null; then interpreters+=(--interpreter "$$candidate"); continue 2; fi
-		done
-		echo "wheels: no python$$version: no wheel for it"
-	done
 	export KVRING_COMMIT=$$(git rev-parse HEAD 2>/dev/null || true)
 	build() { env -u PYO3_PYTHON $(VENV)/bin/maturin build --release --zig --compatibility manylinux_2_28 --out dist $(LOCKED) "$$@"; }
-	build "$${interpreters[@]}"
+	# The first of some versions that is in PATH, else in pyenv.
+	find_python() {
+		for version in "$$@"; do
+			for candidate in "$$(command -v python$$version || true)" $(HOME)/.pyenv/versions/$$version.*/bin/python; do
+				if "$$candidate" -c '' 2>/dev/null; then echo "$$candidate"; return; fi
+			done
+		done
+		echo "wheels: no python$$1: no wheel for it" >&2
+	}
+	abi3=$$(find_python 3.11 3.12 3.13)
+	old=$$(find_python 3.10)
+	[ -z "$$abi3" ] || build $(ABI3) --interpreter "$$abi3"
+	[ -z "$$old" ] || build --interpreter "$$old"
 	if [ -d "$$(rustc --print target-libdir --target aarch64-unknown-linux-gnu)" ]; then
-		build --target aarch64-unknown-linux-gnu $(addprefix --interpreter python,$(WHEEL_VERSIONS))
+		build --target aarch64-unknown-linux-gnu $(ABI3) --interpreter python3.11
+		build --target aarch64-unknown-linux-gnu --interpreter python3.10
 	else
 		echo "wheels: none for aarch64: rustup target add aarch64-unknown-linux-gnu"
 	fi
@@ -255,6 +264,7 @@ lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
 	@set -x
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features $(LOCKED) -- -D warnings
+	env -u PYO3_PYTHON PYO3_NO_PYTHON=1 cargo check --package kvring-python $(ABI3) $(LOCKED)
 	ruff check $(PYTHON_SOURCES)
 	ruff format --check $(PYTHON_SOURCES)
 	mypy $(PYTHON_SOURCES)
