@@ -56,6 +56,7 @@ class StoreOptions(TypedDict, total=False):
     """The options of a store; `help(kvring.Store)` has their meaning."""
 
     index_path: str | os.PathLike[str]
+    require_mount: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     layout: Literal["extents", "files"]
     engine: Literal["auto", "io_uring", "posix"]
     checksum: Literal["crc64nvme", "off"]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import kvring
-from kvring.owner_socket import ask
+from kvring.owner_requests import ask
 from tests.python.conftest import (
     CAPACITY_BYTES,
     ENGINE,

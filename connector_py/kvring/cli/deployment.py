@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "Places",
     "docker_command",
+    "is_device",
     "kubernetes_manifest",
     "seccomp_profile",
     "seccomp_profile_over",
@@ -61,15 +62,15 @@ class Places(NamedTuple):
     @property
     def directories(self) -> list[Path]:
         """All that are no block devices."""
-        return [path for path in (*self.store, *self.shared) if not _is_device(path)]
+        return [path for path in (*self.store, *self.shared) if not is_device(path)]
 
     @property
     def devices(self) -> list[Path]:
         """Those of the store that are block devices."""
-        return [path for path in self.store if _is_device(path)]
+        return [path for path in self.store if is_device(path)]
 
 
-def _is_device(path: Path) -> bool:
+def is_device(path: Path) -> bool:
     """Tell a block device, also one of another machine: no store is made in a directory of /dev."""
     is_of_dev = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
     return path.is_block_device() or (is_of_dev and not path.exists())
@@ -146,7 +147,7 @@ def kubernetes_manifest(places: Places, command: list[str]) -> str:
     security = "privileged: true" if places.devices else "capabilities: {add: [IPC_LOCK]}"
     kinds = [
         *(
-            (path, "BlockDevice" if _is_device(path) else "DirectoryOrCreate")
+            (path, "BlockDevice" if is_device(path) else "DirectoryOrCreate")
             for path in places.store
         ),
         # Not one that is made where it is missing: it would be this node's alone.

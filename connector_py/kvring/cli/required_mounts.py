@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from kvring.cli.machine import mount_of
+from kvring.cli.deployment import is_device
+from kvring.mounts import mount_of
 
 __all__ = ["with_required_mounts"]
 
@@ -25,7 +26,7 @@ def with_required_mounts(parameters: dict[str, Any], *, in_container: bool) -> d
     if index_path != "none" and not in_container:
         directories.append(Path(index_path))
     # The name of a block device leads to no other disk.
-    directories = [one.expanduser() for one in directories if not one.is_block_device()]
+    directories = [one.expanduser() for one in directories if not is_device(one)]
     found = directories if in_container else [_mount_point(one) for one in directories]
     mounts = [str(one) for one in dict.fromkeys(found) if one != _ROOT]
     if not mounts:
