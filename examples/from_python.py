@@ -5,7 +5,7 @@
 Each call waits for its answer. `help(kvring.Store)` lists the options of a store.
 """
 
-import sys
+import argparse
 
 import kvring
 
@@ -27,4 +27,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", help="where the store is made")
+    main(parser.parse_args().directory)

@@ -5,8 +5,8 @@
 The namespace of a key is its model, or model@salt: LMCache's `cache_salt` keeps tenants apart.
 """
 
+import argparse
 import select
-import sys
 
 import kvring
 
@@ -38,4 +38,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", help="where the store is made")
+    main(parser.parse_args().directory)

@@ -17,6 +17,8 @@ _WARM_UP = -1
 
 def main() -> None:
     """Answer prompts, and print the time to the first token of each and where its KV came from."""
+    if len(sys.argv) != 2:
+        sys.exit(f"{__doc__}\n`python -m examples.gpu` starts it.")
     specification = json.loads(sys.argv[1])
     engine = _Engine(specification)
     # The first one pays for what is compiled and allocated at first.

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,9 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+if find_spec("vllm") is None:
+    sys.exit(f"{__doc__}\n`python -m examples.quickstart` starts it, after `make engines`.")
 
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform

@@ -128,10 +128,17 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     trace.write_text('{"hash_ids": [1]}\n{"ids": []}\n', encoding="utf-8")
     assert main(["size"]) == 2
     assert main(["size", str(tmp_path), "--trace", str(trace)]) == 2
+    assert "not both" in capsys.readouterr().err
+    assert main(["size", "--trace", str(trace), "--chunk-size=0"]) == 2
+    assert main(["size", str(tmp_path), "--chunk-size=1MiB"]) == 2
     assert main(["size", "--trace", str(trace)]) == 2
     assert "--chunk-size" in capsys.readouterr().err
     assert main(["size", "--trace", str(trace), "--chunk-size=1MiB"]) == 1
     assert "line 2 is no request" in capsys.readouterr().err
+    for line in (b'{"hash_ids": [1e999]}', b"[" * 100_000, b"\xff"):
+        trace.write_bytes(line)
+        assert main(["size", "--trace", str(trace), "--chunk-size=1MiB"]) == 1
+        assert "line 1 is no request" in capsys.readouterr().err
     trace.write_text("", encoding="utf-8")
     assert main(["size", "--trace", str(trace), "--chunk-size=1MiB"]) == 1
     assert main(["size", str(tmp_path)]) == 1

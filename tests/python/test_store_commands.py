@@ -252,6 +252,14 @@ def test_wrong_arguments_and_places_are_named(tmp_path: Path, kvring_command: Ru
         assert kvring_command(command)[0] == 2
     status, _, err = kvring_command("verify", "--rate=fast", tmp_path)
     assert (status, "does not begin with a number" in err) == (2, True)
+    # It would never end.
+    status, _, err = kvring_command("verify", "--rate=0", tmp_path)
+    assert (status, "'0' is less than 1 B" in err) == (2, True)
+    for command in ("verify", "export"):
+        status, _, err = kvring_command(command, tmp_path, f"{tmp_path}/")
+        assert (status, "named 2 times" in err) == (2, True)
+        status, _, err = kvring_command(command, "")
+        assert (status, "it is empty" in err) == (2, True)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -271,7 +279,7 @@ def test_purge_takes_a_namespace_and_leaves_the_rest(
     status, out, err = kvring_command(*arguments, "--yes")
     # Pins are those of an open store.
     assert status == (4 if is_open else 0)
-    assert ("19 chunks" in out, "1 chunks are pinned" in err) == (is_open, is_open)
+    assert ("19 chunks" in out, "1 chunk is pinned" in err) == (is_open, is_open)
     left = [chunk["namespace"] for chunk in StoredChunks(store_directory)]
     assert left.count("test/model") == 20
     assert left.count("test/model@tenant") == int(is_open)

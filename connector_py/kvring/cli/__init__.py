@@ -1,10 +1,10 @@
 """The command `kvring`."""
 
-import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -18,7 +18,7 @@ from kvring.cli.filling import adopt, import_command
 from kvring.cli.formatting import format_command
 from kvring.cli.info import info, usage
 from kvring.cli.listing import ls
-from kvring.cli.output import printable
+from kvring.cli.output import OUTPUT_ERRORS, drop_output, open_closed_streams, printable
 from kvring.cli.purge import purge
 from kvring.cli.resizing import resize
 from kvring.cli.sizing import size
@@ -30,6 +30,9 @@ from kvring.cli.verify import verify
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_READER_GONE = 128 + signal.SIGPIPE
+# Of these nobody misses what is not read. Others change something, or their status is an answer.
+_ONLY_SHOW: Final = {"config", "info", "ls", "size", "stats", "top", "usage"}
 
 _EPILOG = """
 Exit status of every command: 0 if all is well, 1 if something is broken or cannot be done, 2 for
@@ -41,7 +44,7 @@ fish_source likewise.
 
 
 class _Commands(click.Group):
-    """Commands that end well when whoever reads their output has enough."""
+    """Commands of which some end well when whoever reads their output has enough."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -49,9 +52,7 @@ class _Commands(click.Group):
             sys.stdout.flush()
             return status
         except BrokenPipeError:
-            # What is still buffered must not be written either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            return 0 if context.invoked_subcommand in _ONLY_SHOW else _READER_GONE
         except PermissionError as error:
             if not isinstance(error.filename, str):
                 raise
@@ -98,6 +99,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 if all went well, 1 for errors, 2 for wrong arguments, 128 and the
         number of the signal that ended it early.
     """
+    # Before anything else opens a file, which would get the number of a closed one.
+    if not open_closed_streams():
+        click.echo(
+            "kvring: standard output is closed: redirect it, to /dev/null if need be", err=True
+        )
+        return 1
+    try:
+        return _run(arguments)
+    except BrokenPipeError:
+        return _READER_GONE
+    finally:
+        drop_output()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         # Those of the process are kept for messages that tell what to type.
         given = list(sys.argv[1:] if arguments is None else arguments)
@@ -107,8 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except BrokenPipeError:
+        raise
     except (KvRingError, OSError) as error:
-        # What no command has better words for: a full disk below its output, a made-up archive.
+        # What no command has better words for: a made-up archive.
+        if isinstance(error, OSError) and error.errno in OUTPUT_ERRORS:
+            where = error.filename or "the output"
+            click.echo(f"kvring: {where} cannot be written: {error.strerror}", err=True)
+            return 1
         click.echo(f"kvring: {printable(str(error))}", err=True)
         return 1
     return int(status or 0)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from kvring._native import ANY_VARIANT
+from kvring.cli.output import count_text
 
 __all__ = ["ArchiveError", "Reader", "Writer"]
 
@@ -132,9 +133,11 @@ class Reader:
                 else:
                     self.damaged.append(key)
         except _NO_TAR as error:
-            message = f"it was cut short, or is damaged, behind {count:,} chunks: {error}"
+            message = (
+                f"it was cut short, or is damaged, behind {count_text(count, 'chunk')}: {error}"
+            )
             raise ArchiveError(message) from error
-        message = f"it was cut short behind {count:,} chunks"
+        message = f"it was cut short behind {count_text(count, 'chunk')}"
         raise ArchiveError(message)
 
     def _read(self, member: tarfile.TarInfo, most_bytes: int) -> bytes:
@@ -160,7 +163,7 @@ class Reader:
             message = f"it has format {written_by_format}; this kvring reads up to {_FORMAT}"
             raise ArchiveError(message)
         if found != count:
-            message = f"it should have {found:,} chunks and has {count:,}"
+            message = f"it should have {count_text(found, 'chunk')} and has {count:,}"
             raise ArchiveError(message)
 
 

@@ -21,7 +21,7 @@ from kvring.cli.deployment import (
     systemd_unit,
 )
 from kvring.cli.failure import WrongArguments
-from kvring.cli.parameters import ReadablePath
+from kvring.cli.parameters import FiniteRange, ReadablePath
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.required_mounts import with_required_mounts
@@ -90,7 +90,7 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
 )
 @click.option(
     "--l1-size-gb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True, max=1 << 20),
     default=64,
     show_default=True,
     metavar="GB",
@@ -291,7 +291,7 @@ def _places(parameters: dict[str, Any]) -> list[Path]:
 def _with_io_uring(base: TextIO) -> dict[str, Any]:
     try:
         return seccomp_profile_over(json.load(base))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"--seccomp-base {base.name}: it is no seccomp profile of a container runtime, as "
         raise click.UsageError(f"{text}seccomp/default.json of moby: {error!r}") from error
 
@@ -300,7 +300,7 @@ def _value(text: str) -> Any:
     """Read a mapping or a number as JSON, and anything else as it stands."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -11,16 +11,16 @@ import click
 from kvring import ConfigError
 from kvring._native import forecast_open
 from kvring.cli.failure import Failure, WrongArguments
-from kvring.cli.output import print_json, printable, size_text
+from kvring.cli.output import count_text, print_json, printable, size_text
 from kvring.cli.stores import said_well
 
 __all__ = ["Losses", "consent_options", "has_consent", "losses_of_open"]
 
 _REASONS = {
-    "beyond_capacity": "lie beyond the capacity",
-    "expired": "have expired",
-    "moved": "belong to other paths with these paths and capacities",
-    "stale": "may be stale, as the path was away while the others went on",
+    "beyond_capacity": "beyond the capacity",
+    "expired": "expired",
+    "moved": "of other paths with these paths and capacities",
+    "stale": "maybe stale, as the path was away while the others went on",
 }
 
 
@@ -66,7 +66,7 @@ def losses_of_open(paths: Sequence[Path], **options: Any) -> tuple[Losses, list[
             removed, removed_bytes = one[reason]
             if removed:
                 sentences.append(
-                    f"{one['path']}: {removed:,} of {one['stored'][0]:,} chunks, "
+                    f"{one['path']}: {removed:,} of {count_text(one['stored'][0], 'chunk')}, "
                     f"{size_text(removed_bytes)}, {why}, and would be removed"
                 )
             keys, size_bytes = keys + removed, size_bytes + removed_bytes
@@ -94,15 +94,15 @@ def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = Fal
             print_json({"dry_run": True, "keys": losses.keys, "bytes": losses.size_bytes})
         else:
             click.echo(
-                f"{losses.keys:,} chunks, {size_text(losses.size_bytes)}, would be removed; "
-                "nothing was changed"
+                f"{count_text(losses.keys, 'chunk')}, {size_text(losses.size_bytes)}, would be "
+                "removed; nothing was changed"
             )
         return False
     if losses.keys and not yes:
         if not sys.stdin.isatty():
             raise Failure(
-                f"{losses.keys:,} chunks would be removed, and nobody can be asked: nothing was "
-                "changed; say --yes if they may go"
+                f"{count_text(losses.keys, 'chunk')} would be removed, and nobody can be asked: "
+                "nothing was changed; say --yes if they may go"
             )
-        click.confirm("All of them are lost. Go on?", abort=True)
+        click.confirm("What is removed is lost. Go on?", abort=True)
     return True

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +12,7 @@ import click
 from kvring._native import StoredChunks
 from kvring.cli.archive import Writer
 from kvring.cli.failure import Failure, PartialSuccess
-from kvring.cli.output import size_text
+from kvring.cli.output import count_text, size_text
 from kvring.cli.parameters import json_option
 from kvring.cli.progress import progress
 from kvring.cli.stores import (
@@ -27,8 +27,8 @@ from kvring.cli.stores import (
 __all__ = ["export_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are in the archive, 1 if there is no store or namespace, 2 for wrong
-arguments, 4 if some are broken and left out.
+Exit status: 0 if all chunks are in the archive, 1 if there is no store or namespace, or the archive
+is cut short, 2 for wrong arguments, 4 if some are broken and left out.
 """
 
 
@@ -67,11 +67,12 @@ def export_command(
             message = "an archive is nothing to be read: say --output FILE, or give it to a pipe"
             raise Failure(message)
         writer = Writer(output)
-        left_out = [line for path in paths for line in _add(writer, path, index_path, namespace)]
-        writer.end(namespace=namespace)
-        output.flush()
+        with _cut_short(writer, target):
+            left_out = [one for path in paths for one in _add(writer, path, index_path, namespace)]
+            writer.end(namespace=namespace)
+            output.flush()
     counts = {"chunks": writer.chunks, "size_bytes": writer.size_bytes, "left_out": len(left_out)}
-    text = f"{writer.chunks:,} chunks, {size_text(writer.size_bytes)}"
+    text = f"{count_text(writer.chunks, 'chunk')}, {size_text(writer.size_bytes)}"
     click.echo(json.dumps(counts) if as_json else text, err=True)
     if left_out:
         raise PartialSuccess(*left_out)
@@ -82,7 +83,26 @@ def _opened(target: str) -> AbstractContextManager[IO[bytes]]:
     """Open what an archive goes to. One that is made is its user's alone, as the store is."""
     if target == "-":
         return click.open_file(target, "wb")
-    return open(target, "wb", opener=lambda path, flags: os.open(path, flags, 0o600))
+    try:
+        return open(target, "wb", opener=lambda path, flags: os.open(path, flags, 0o600))
+    except OSError as error:
+        raise Failure(f"--output {target!r} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _cut_short(writer: Writer, target: str) -> Iterator[None]:
+    """Have it said how far an archive goes that cannot be written to its end.
+
+    Raises:
+        Failure: Instead of the errors of the system.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = "the standard output" if target == "-" else target
+        why = "its reader is gone" if isinstance(error, BrokenPipeError) else error.strerror
+        behind = f"the archive is cut short behind {count_text(writer.chunks, 'chunk')}"
+        raise Failure(f"{where} cannot be written: {why}; {behind}") from error
 
 
 def _add(

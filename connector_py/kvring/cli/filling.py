@@ -10,9 +10,9 @@ from kvring._native import ANY_VARIANT
 from kvring.cli.archive import ArchiveError, Reader
 from kvring.cli.consent import consent_options, has_consent, losses_of_open
 from kvring.cli.failure import Failure, PartialSuccess
-from kvring.cli.lmcache_files import ChunkFile, chunk_files
+from kvring.cli.lmcache_files import EXPECTED_NAMES, ChunkFile, chunk_files
 from kvring.cli.opening import opened, store_chunks, store_options
-from kvring.cli.output import print_json, size_text
+from kvring.cli.output import count_text, print_json, size_text
 from kvring.cli.parameters import ReadablePath, capacities_option, capacity_of_each, json_option
 from kvring.cli.progress import Advance, progress
 from kvring.cli.stores import index_path_option, store_paths
@@ -20,7 +20,8 @@ from kvring.cli.stores import index_path_option, store_paths
 __all__ = ["adopt", "import_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are stored, 1 if none is, 2 for wrong arguments, 4 if some are not.
+Exit status: 0 if all chunks are stored, 1 if none is, 2 for wrong arguments, 4 if some are not, or
+others were evicted for them.
 """
 
 _Arguments = dict[str, Any]
@@ -68,7 +69,10 @@ def import_command(source: str, **arguments: Any) -> int:
     return _status(stored, faults)
 
 
-@click.command(epilog=_EPILOG, short_help="Store what LMCache's fs or fs_native has kept.")
+@click.command(
+    epilog=f"{EXPECTED_NAMES}\n{_EPILOG}",
+    short_help="Store what LMCache's fs or fs_native has kept.",
+)
 @click.argument("directory", type=ReadablePath(exists=True, file_okay=False, path_type=Path))
 @_store_to_fill
 @click.option("--move", is_flag=True, help="Remove each file when its chunk withstands power loss.")
@@ -82,12 +86,13 @@ def adopt(directory: Path, move: bool, **arguments: Any) -> int:
     """
     found, others = chunk_files(directory)
     if not found:
-        message = (
-            f"{directory} has no chunk of LMCache's fs or fs_native, and {others:,} other files"
+        raise Failure(
+            f"{directory} has no chunk of LMCache's fs or fs_native, and "
+            f"{count_text(others, 'other file')}. {EXPECTED_NAMES}"
         )
-        raise Failure(message)
     size_bytes = sum(one.size_bytes for one in found)
-    click.echo(f"{directory} has {len(found):,} chunks, {size_text(size_bytes)}", err=True)
+    held = f"{count_text(len(found), 'chunk')}, {size_text(size_bytes)}"
+    click.echo(f"{directory} has {held}", err=True)
     if (options := _options(arguments)) is None:
         return 0
     file_of = {one.key: one.path for one in found}
@@ -104,7 +109,7 @@ def adopt(directory: Path, move: bool, **arguments: Any) -> int:
         chunks = _counted(_contents(found, faults), advance)
         stored = _fill(arguments, options, chunks, faults, when_durable)
     if others:
-        click.echo(f"{others:,} other files of {directory} were left alone", err=True)
+        click.echo(f"left alone in {directory}: {count_text(others, 'other file')}", err=True)
     return _status(stored, faults)
 
 
@@ -176,14 +181,16 @@ def _fill(
         )
     else:
         click.echo(
-            f"stored {stored:,} chunks; {paths[0]} holds {after['keys']:,}, "
+            f"stored {count_text(stored, 'chunk')}; {paths[0]} holds {after['keys']:,}, "
             f"{size_text(after['stored_bytes'])}"
-            + (f"; {evicted:,} were evicted for want of space" if evicted else "")
         )
     faults += (f"{key!r} was not stored: the log tells why" for key in refused[:_MOST_NAMED])
     if refused:
-        message = f"{len(refused):,} chunks were not stored; where room was short give more"
-        faults.append(f"{message} --capacity")
+        message = count_text(len(refused), "chunk was not stored", "chunks were not stored")
+        faults.append(f"{message}; where room was short give more --capacity")
+    if evicted:
+        message = count_text(evicted, "chunk was evicted", "chunks were evicted")
+        faults.append(f"{message} for want of room; give more --capacity to keep all")
     return stored
 
 

@@ -12,12 +12,16 @@ from kvring._native import StoredChunks
 from kvring.cli.endurance import dwpd_option, print_writes, writes_of
 from kvring.cli.failure import Failure
 from kvring.cli.output import console, grid, print_json, printable, size_text, table
+from kvring.cli.owner import ask_owner
 from kvring.cli.parameters import json_option
+from kvring.cli.places import size_bytes as block_device_bytes
 from kvring.cli.stores import index_path_option, look_at_each, store_paths
 
 __all__ = ["info", "usage"]
 
 _BLOCK_BYTES = 4096
+# stat(2)
+_STAT_BLOCK_BYTES = 512
 
 _EPILOG = """
 Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
@@ -36,7 +40,11 @@ def info(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int
     Its index is read without a lock, so that the owner may be at work meanwhile. Paths of the store
     that are not named are told on standard error.
     """
-    documents, faults = look_at_each(paths, index_path, _document)
+
+    def document_of(path: Path, chunks: StoredChunks) -> dict[str, Any]:
+        return {**_document(path, chunks), **_space(path, index_path)}
+
+    documents, faults = look_at_each(paths, index_path, document_of)
     if not as_json:
         for number, document in enumerate(documents):
             if number > 0:
@@ -122,6 +130,24 @@ def _add_chunks(found: defaultdict[str, dict[str, int]], chunks: StoredChunks) -
         one["uses"] += chunk["uses"]
 
 
+def _space(path: Path, index_path: Path | None) -> dict[str, int | None]:
+    """Return what a store takes of its disk, and its capacity, which only its owner knows."""
+    try:
+        answer = ask_owner(path, index_path, ask="stats")
+    except Failure:
+        answer = None
+    if path.is_block_device():
+        taken_bytes = block_device_bytes(path)
+    else:
+        taken_bytes = sum(file.lstat().st_blocks for file in path.rglob("*")) * _STAT_BLOCK_BYTES
+    capacities = [
+        one["capacity_bytes"]
+        for one in (answer["stats"]["paths"] if answer else [])
+        if Path(one["path"]).resolve() == path.resolve()
+    ]
+    return {"taken_bytes": taken_bytes, "capacity_bytes": sum(capacities) or None}
+
+
 def _print_info(document: dict[str, Any]) -> None:
     held = document["holder"] or (
         "nobody; closed in order"
@@ -137,7 +163,10 @@ def _print_info(document: dict[str, Any]) -> None:
         "opened last": _moment(document["opened_ms"]),
         "open in": held,
         "chunks": f"{document['keys']:,}, {size_text(document['stored_bytes'])}",
-        "on disk": size_text(document["allocated_bytes"]),
+        "taken on disk": size_text(document["taken_bytes"]),
+        "capacity": size_text(document["capacity_bytes"])
+        if document["capacity_bytes"]
+        else "told by whoever opens the store; no owner answers",
         "index": size_text(document["index_bytes"]),
         "namespaces": f"{document['namespaces']:,}",
         **({"paths": _paths_text(document)} if document["members"] else {}),
@@ -155,7 +184,7 @@ def _paths_text(document: dict[str, Any]) -> str:
 
 
 def _print_usage(namespaces: dict[str, dict[str, int]]) -> None:
-    numbers = ("chunks", "bytes", "on disk", "loads", "unused for")
+    numbers = ("chunks", "bytes", "on disk", "uses", "unused for")
     shown = table(*numbers, "namespace", right=numbers)
     now_ms = time.time() * 1000
     for name, one in namespaces.items():

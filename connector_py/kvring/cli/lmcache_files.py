@@ -13,7 +13,14 @@ from typing import Final
 
 from kvring._native import object_key_text
 
-__all__ = ["ChunkFile", "chunk_files"]
+__all__ = ["EXPECTED_NAMES", "ChunkFile", "chunk_files"]
+
+EXPECTED_NAMES: Final = (
+    "It takes files named MODEL@0xRANK@GROUP@HASH.data or MODEL@0xRANK@GROUP@HASH@SALT.data, such "
+    "as facebook-SEP-opt@0x00000000@0@6f1d02ab.data: MODEL with -SEP- for each slash, "
+    "RANK as 8 hex digits, GROUP and HASH in lower-case hex. DIRECTORY is base_path itself, not "
+    "one above it."
+)
 
 _NAME: Final = re.compile(
     r"(?P<model>[^@]+)@0x(?P<rank>[0-9a-f]{8})@(?P<group>[0-9a-f]{1,16})@(?P<hash>(?:[0-9a-f]{2})+)"

@@ -1,14 +1,32 @@
 """What commands have in common in what they print."""
 
+import errno
 import json
+import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-__all__ = ["console", "grid", "print_json", "printable", "size_text", "table"]
+__all__ = [
+    "OUTPUT_ERRORS",
+    "console",
+    "count_text",
+    "drop_output",
+    "grid",
+    "open_closed_streams",
+    "print_json",
+    "printable",
+    "size_text",
+    "table",
+]
+
+# Commands read stores, and have them written to by kvring, whose errors have sentences: these are
+# of where the output goes.
+OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _PIPE_WIDTH_COLUMNS = 160
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -69,6 +87,34 @@ def grid() -> Table:
     made.add_column(no_wrap=True, style="dim")
     made.add_column(overflow="fold")
     return made
+
+
+def open_closed_streams() -> bool:
+    """Open /dev/null in place of standard streams that are closed; tell whether the output is open.
+
+    Else the next file that is opened, of a store for instance, takes the number of the stream.
+    """
+    has_output = sys.stdout is not None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Open until the process ends.
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, stream)
+    return has_output
+
+
+def drop_output() -> None:
+    """Drop what cannot be written, which Python would try again, and complain, as it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # noqa: PERF203
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def count_text(count: int, singular: str, plural: str | None = None) -> str:
+    """Return a number of things to be read; by default the plural ends in s."""
+    return f"{count:,} {singular if count == 1 else plural or f'{singular}s'}"
 
 
 def size_text(size_bytes: float) -> str:

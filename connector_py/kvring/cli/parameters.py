@@ -1,5 +1,6 @@
 """Kinds of parameters that several commands take."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.users import is_forbidden, whose
 
 __all__ = [
+    "POSITIVE_SIZE",
     "SIZE",
     "STORE_PATH",
+    "FiniteRange",
     "ReadablePath",
     "capacities_option",
     "capacity_of_each",
@@ -26,25 +29,22 @@ class _Size(click.ParamType[int]):
 
     name = "SIZE"
 
+    def __init__(self, least_bytes: int = 0) -> None:
+        """Take no less than that."""
+        self._least_bytes = least_bytes
+
     def convert(
         self, value: Any, parameter: click.Parameter | None, context: click.Context | None
     ) -> int:
         if isinstance(value, int):
             return value
         try:
-            return size_bytes(value)
+            converted = size_bytes(value)
         except ConfigError as error:
             self.fail(str(error), parameter, context)
-
-
-class _StorePath(click.Path):
-    """A path that is not looked at before the command does: its disk may be stuck, or another's."""
-
-    def convert(
-        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
-    ) -> Path:
-        del parameter, context
-        return Path(value)
+        if converted < self._least_bytes:
+            self.fail(f"{value!r} is less than {self._least_bytes} B", parameter, context)
+        return converted
 
 
 class ReadablePath(click.Path):
@@ -60,6 +60,36 @@ class ReadablePath(click.Path):
 
 
 SIZE = _Size()
+POSITIVE_SIZE = _Size(least_bytes=1)
+
+
+class FiniteRange(click.FloatRange):
+    """A number of a range, and neither infinity nor no number."""
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Any:
+        """Return the number."""
+        converted = super().convert(value, parameter, context)
+        if not math.isfinite(converted):
+            self.fail(f"{value!r} is not finite", parameter, context)
+        return converted
+
+
+class _StorePath(click.Path):
+    """A path that is not looked at before the command does: its disk may be stuck, or another's.
+
+    An empty one is a variable that is not set, and no name for `.`.
+    """
+
+    def convert(
+        self, value: Any, parameter: click.Parameter | None, context: click.Context | None
+    ) -> Path:
+        if not value:
+            self.fail("it is empty; write . for this directory", parameter, context)
+        return Path(value)
+
+
 STORE_PATH = _StorePath()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

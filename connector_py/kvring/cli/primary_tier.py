@@ -38,7 +38,7 @@ def advice(model: Path | None, max_model_len: int | None, memory_gb: float) -> s
     try:
         token_bytes = _token_bytes(config)
         tokens = max_model_len or config["max_position_embeddings"]
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ZeroDivisionError, OverflowError) as error:
         text = f"--model {model}: {error} is not told as in a Llama's; run it without --model"
         raise WrongArguments(text) from error
     least_bytes = tokens * token_bytes
@@ -57,7 +57,7 @@ def _read(model: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {**document, **document.get("text_config", {})}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise WrongArguments(f"--model {model}: cannot read a config.json: {error}") from error
 
 

@@ -9,7 +9,7 @@ from kvring._native import is_of_model
 from kvring.cli.consent import Losses, consent_options, has_consent
 from kvring.cli.failure import Failure, PartialSuccess, WrongArguments
 from kvring.cli.opening import facts_of_all, unchanged
-from kvring.cli.output import print_json, size_text
+from kvring.cli.output import count_text, print_json, size_text
 from kvring.cli.owner import ask_owner
 from kvring.cli.parameters import json_option
 from kvring.cli.stores import (
@@ -54,7 +54,7 @@ def purge(
     If somebody has the store open its owner does it. All paths of the store are to be named.
     """
     if (namespace is None) == (model is None):
-        raise WrongArguments("say one of --namespace and --model")
+        raise WrongArguments("say one of --namespace and --model, not both")
     name = namespace if model is None else model
     assert name is not None
     try:
@@ -71,7 +71,9 @@ def purge(
     if not chosen:
         raise missing_namespace(paths, "namespace" if model is None else "model", name, there)
     for one, (count, size_bytes) in chosen.items():
-        click.echo(f"{one!r} has {count:,} chunks, {size_text(size_bytes)}", err=as_json)
+        click.echo(
+            f"{one!r} has {count_text(count, 'chunk')}, {size_text(size_bytes)}", err=as_json
+        )
     keys, stored_bytes = (sum(sizes) for sizes in zip(*chosen.values(), strict=True))
     losses = Losses(keys, stored_bytes, [])
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
@@ -80,9 +82,10 @@ def purge(
     if as_json:
         print_json(removed)
     else:
-        click.echo(f"removed {removed['keys']:,} chunks, {size_text(removed['bytes'])}")
+        click.echo(f"removed {count_text(removed['keys'], 'chunk')}, {size_text(removed['bytes'])}")
     if removed["pinned"]:
-        raise PartialSuccess(f"{len(removed['pinned']):,} chunks are pinned and stay")
+        pinned = count_text(len(removed["pinned"]), "chunk is pinned", "chunks are pinned")
+        raise PartialSuccess(f"not removed: {pinned}")
     return 0
 
 

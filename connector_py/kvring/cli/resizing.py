@@ -9,7 +9,7 @@ from kvring._native import StoredChunks
 from kvring.cli.consent import consent_options, has_consent, losses_of_open
 from kvring.cli.failure import Failure
 from kvring.cli.opening import opened, store_options
-from kvring.cli.output import print_json, size_text
+from kvring.cli.output import count_text, print_json, size_text
 from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
 from kvring.cli.stores import said_well, store_paths
 
@@ -50,7 +50,7 @@ def resize(
             lengths = [chunk["length_bytes"] for chunk in StoredChunks(path)]
         before += len(lengths)
         stored_bytes = sum(lengths)
-        held = f"{path} holds {len(lengths):,} chunks, {size_text(stored_bytes)}"
+        held = f"{path} holds {count_text(len(lengths), 'chunk')}, {size_text(stored_bytes)}"
         click.echo(held, err=as_json)
     options |= {"capacity": capacity, "ttl": "off"}
     losses, _ = losses_of_open(paths, **options)
@@ -69,8 +69,8 @@ def resize(
         print_json({**{name: stats[name] for name in names}, "evicted": evicted})
     else:
         click.echo(
-            f"it holds {stats['keys']:,} chunks, {size_text(stats['stored_bytes'])}, and takes "
-            f"{size_text(stats['used_bytes'])} of {size_text(stats['capacity_bytes'])}; "
-            f"{evicted:,} were evicted"
+            f"it holds {count_text(stats['keys'], 'chunk')}, {size_text(stats['stored_bytes'])}, "
+            f"and takes {size_text(stats['used_bytes'])} of {size_text(stats['capacity_bytes'])}; "
+            + count_text(evicted, "was evicted", "were evicted")
         )
     return 0

@@ -10,9 +10,9 @@ import click
 from rich.progress_bar import ProgressBar
 
 from kvring.cli.failure import Failure, WrongArguments
-from kvring.cli.output import console, print_json, size_text, table
+from kvring.cli.output import console, count_text, print_json, size_text, table
 from kvring.cli.owner import need_owner
-from kvring.cli.parameters import SIZE, STORE_PATH, ReadablePath, json_option
+from kvring.cli.parameters import POSITIVE_SIZE, STORE_PATH, ReadablePath, json_option
 from kvring.cli.stores import index_path_option
 
 __all__ = ["size"]
@@ -23,6 +23,7 @@ Exit status: 0 if it can be told, 1 if not, 2 for wrong arguments.
 
 _BAR_COLUMNS: Final = 50
 _SHOWN_CAPACITIES: Final = 12
+_MOST_QUOTED: Final = 60
 
 
 @click.command(epilog=_EPILOG, short_help="Tell what hit ratio which capacity would bring.")
@@ -34,7 +35,9 @@ _SHOWN_CAPACITIES: Final = 12
     help="A file with a JSON object in each line, whose hash_ids name the chunks of a request.",
 )
 @click.option(
-    "--chunk-size", type=SIZE, help="Bytes of a chunk of the trace: those of LMCache's chunks."
+    "--chunk-size",
+    type=POSITIVE_SIZE,
+    help="Bytes of a chunk of the trace: those of LMCache's chunks.",
 )
 @json_option
 def size(
@@ -55,11 +58,14 @@ def size(
     Of a trace it is what any capacity would have found, if what was used last goes last (LRU), and
     only what is found from the beginning of a request counts.
     """
-    if (path is None) == (trace is None):
-        raise WrongArguments("name the PATH of an open store, or a --trace")
-    if trace is None:
-        assert path is not None
+    if path is not None and trace is not None:
+        raise WrongArguments("name the PATH of an open store or a --trace, not both")
+    if path is not None:
+        if chunk_size is not None:
+            raise WrongArguments("--chunk-size goes with --trace: a store knows its chunks")
         found = _of_store(need_owner(path, index_path, ask="stats")["stats"])
+    elif trace is None:
+        raise WrongArguments("name the PATH of an open store, or a --trace")
     elif chunk_size is None:
         raise WrongArguments("--trace takes --chunk-size as well")
     else:
@@ -93,7 +99,8 @@ def _of_store(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _requests(trace: Path) -> Iterator[list[int]]:
-    with trace.open(encoding="utf-8") as lines:
+    # What is no UTF-8 is no JSON either, and is named with its line.
+    with trace.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             yield _request(line, f"{trace}, line {number}")
 
@@ -101,8 +108,9 @@ def _requests(trace: Path) -> Iterator[list[int]]:
 def _request(line: str, where: str) -> list[int]:
     try:
         return [int(chunk) for chunk in json.loads(line)["hash_ids"]]
-    except (ValueError, TypeError, KeyError) as error:
-        message = f"{where} is no request with hash_ids: {error!r}"
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        begin = line.strip()[:_MOST_QUOTED]
+        message = f"{where} is no request with hash_ids, a list of whole numbers: {begin!r}"
         raise Failure(message) from error
 
 
@@ -185,9 +193,10 @@ def _print(found: dict[str, Any]) -> None:
     for one in found["capacities"]:
         bar = ProgressBar(total=1.0, completed=one["hit_ratio"], width=_BAR_COLUMNS)
         shown.add_row(size_text(one["capacity_bytes"]), f"{one['hit_ratio']:.1%}", bar)
-    click.echo(f"{found['lookups']:,} lookups")
+    click.echo(count_text(found["lookups"], "lookup"))
     console().print(shown)
     if found.get("evicted") == 0:
         click.echo("nothing was evicted: a larger disk brings nothing yet")
     if not_admitted := found.get("not_admitted"):
-        click.echo(f"{not_admitted:,} stores were not admitted: larger disks may bring more")
+        stores = count_text(not_admitted, "store was", "stores were")
+        click.echo(f"{stores} not admitted: larger disks may bring more")

@@ -1,5 +1,6 @@
 """Stores as commands read them: by their index, without a lock."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from kvring import KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import check_disk
 from kvring.cli.failure import Failure
-from kvring.cli.output import printable
+from kvring.cli.output import OUTPUT_ERRORS, printable
 from kvring.cli.parameters import STORE_PATH
 from kvring.cli.users import whose
 
@@ -40,7 +41,24 @@ index_path_option = click.option(
     metavar="DIRECTORY",
     help="Where the index is, as in index_path.",
 )
-store_paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=STORE_PATH)
+
+
+def _once(
+    context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """Refuse a path that is named twice: its chunks would be counted, or archived, twice.
+
+    No disk is looked at.
+    """
+    for path, count in Counter(os.path.normpath(path.absolute()) for path in paths).items():
+        if count > 1:
+            raise click.BadParameter(f"{path} is named {count} times", context, parameter)
+    return paths
+
+
+store_paths = click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, type=STORE_PATH, callback=_once
+)
 
 
 def store_arguments(command: Any) -> Any:
@@ -176,11 +194,12 @@ def said_well(path: Path) -> Iterator[None]:
     except NotADirectoryError:
         raise Failure(f"{path} is no store: it is neither a directory nor a block device") from None
     except BrokenPipeError:
-        # Of who reads the output.
         raise
     except PermissionError:
         raise Failure(whose(path)) from None
     except OSError as error:
+        if error.errno in OUTPUT_ERRORS:
+            raise
         raise Failure(error.strerror or str(error)) from error
     except KvRingError as error:
         raise Failure(str(error)) from error

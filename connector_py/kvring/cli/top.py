@@ -14,6 +14,7 @@ from rich.live import Live
 from kvring.cli.failure import Failure
 from kvring.cli.output import console, grid, print_json, size_text
 from kvring.cli.owner import need_owner
+from kvring.cli.parameters import FiniteRange
 from kvring.cli.screen import screen
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
@@ -65,7 +66,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1, max=86_400),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

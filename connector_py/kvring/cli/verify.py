@@ -11,8 +11,8 @@ import click
 
 from kvring._native import StoredChunks
 from kvring.cli.opening import delete_keys, store_options, unchanged
-from kvring.cli.output import print_json, printable, size_text
-from kvring.cli.parameters import SIZE, json_option
+from kvring.cli.output import count_text, print_json, printable, size_text
+from kvring.cli.parameters import POSITIVE_SIZE, json_option
 from kvring.cli.progress import progress
 from kvring.cli.stores import index_path_option, said_well, store_paths, tell_further_paths
 
@@ -51,7 +51,7 @@ class _Findings:
 @index_path_option
 @click.option(
     "--rate",
-    type=SIZE,
+    type=POSITIVE_SIZE,
     default="500MiB",
     show_default=True,
     help="Most bytes that are read in a second.",
@@ -143,7 +143,7 @@ def _counts(found: _Findings) -> dict[str, int]:
 def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
     counts = _counts(found)
     click.echo(
-        f"{counts['chunks']:,} chunks, {size_text(found.read_bytes)} read: "
+        f"{count_text(counts['chunks'], 'chunk')}, {size_text(found.read_bytes)} read: "
         f"{counts['intact']:,} as they were stored, {counts['unchecked']:,} without a checksum, "
         f"{counts['damaged']:,} damaged, {counts['unreadable']:,} unreadable"
         + (f", {counts['gone']:,} gone meanwhile" if counts["gone"] else "")
@@ -158,7 +158,7 @@ def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
         click.echo(f"and {len(found.broken) - _MOST_SHOWN:,} more: --json lists all")
     if found.broken:
         click.echo(
-            f"{len(found.broken):,} chunks were removed"
+            count_text(len(found.broken), "chunk was removed", "chunks were removed")
             if is_repaired
             else "their loads miss; --repair removes them"
         )
