@@ -57,18 +57,18 @@ class CacheServer:
 
     def __init__(
         self,
-        spec: AdapterSpec,
+        spec: AdapterSpec | None,
         log_path: Path,
         l1_size_gb: float = 1.0,
         machine: Machine = HERE,
         transfer_mode: str | None = None,
     ) -> None:
-        """Prepare a server with the L2 adapter ``spec`` that appends its log to ``log_path``.
+        """Prepare a server with the L2 adapter ``spec``, or none, with its log at ``log_path``.
 
         ``transfer_mode`` is LMCache's; an engine without a GPU needs "engine_driven".
         """
         self._machine = machine
-        self._spec = spec
+        self._spec: AdapterSpec = spec or {}
         self._log_path = log_path
         self._l1_size_gb = l1_size_gb
         self._transfer_mode = transfer_mode
@@ -156,6 +156,11 @@ class CacheServer:
         return self._rpc_port
 
     @property
+    def urls(self) -> tuple[str, str]:
+        """Where engines connect, and its HTTP server."""
+        return f"tcp://{self._machine.host}:{self._rpc_port}", self._http_url
+
+    @property
     def _http_url(self) -> str:
         return f"http://{self._machine.host}:{self._http_port}"
 
@@ -185,7 +190,7 @@ class CacheServer:
             *("--host", self._machine.host, "--port", str(self._rpc_port)),
             *("--http-host", self._machine.host, "--http-port", str(self._http_port)),
             *("--l1-size-gb", str(self._l1_size_gb), "--eviction-policy", "LRU"),
-            *("--l2-adapter", json.dumps(self._spec)),
+            *(("--l2-adapter", json.dumps(self._spec)) if self._spec else ()),
             *(("--supported-transfer-mode", self._transfer_mode) if self._transfer_mode else ()),
         ]
 

@@ -21,6 +21,7 @@ from kvring.cli.listing import ls
 from kvring.cli.output import OUTPUT_ERRORS, drop_output, open_closed_streams, printable
 from kvring.cli.purge import purge
 from kvring.cli.resizing import resize
+from kvring.cli.selftest import selftest
 from kvring.cli.sizing import size
 from kvring.cli.status import status
 from kvring.cli.top import stats, top
@@ -79,6 +80,7 @@ for _command in (
     ls,
     purge,
     resize,
+    selftest,
     size,
     stats,
     status,
