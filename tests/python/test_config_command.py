@@ -221,16 +221,6 @@ def test_systemd_takes_the_unit(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "lmcache.service:" not in checked.stderr, checked.stderr
 
 
-def test_kubernetes_gets_the_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML comes with LMCache")
-    text = printed(capsys, "config", "/mnt/nvme/kvring", "500GiB", "--kubernetes")
-    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
-    words = container["command"]
-    assert words[:2] == ["lmcache", "server"]
-    spec = json.loads(words[words.index("--l2-adapter") + 1])
-    assert spec["adapter_params"]["path"] == "/mnt/nvme/kvring"
-
-
 def test_the_seccomp_profile_allows_io_uring(capsys: pytest.CaptureFixture[str]) -> None:
     profile = json.loads(printed(capsys, "config", "--seccomp"))
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
@@ -274,7 +264,7 @@ REFUSED = {
     # What is not for these programs.
     f"{PLACE} --for vllm --docker": "--for vllm",
     f"{PLACE} --for sglang --systemd": "--for sglang",
-    f"{PLACE} --for vllm --kubernetes": "--for vllm",
+    f"{PLACE} --for sglang --kubernetes": "--for sglang",
     f"{PLACE} --for sglang --huge-pages": "--for sglang",
     f"{PLACE} --for vllm --type plugin": "--for vllm",
     f"{PLACE} --for sglang --option capcity=1": "capcity",

@@ -15,12 +15,12 @@ from kvring._native import check_options
 from kvring.cli.deployment import (
     Places,
     docker_command,
-    kubernetes_manifest,
     seccomp_profile,
     seccomp_profile_over,
     systemd_unit,
 )
 from kvring.cli.failure import WrongArguments
+from kvring.cli.kubernetes import METRICS_PORT, server_manifest, vllm_manifest
 from kvring.cli.parameters import FiniteRange, ReadablePath
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
@@ -39,7 +39,6 @@ _FORM = "kvring.config.form"
 _FORMS: dict[str, Callable[[Places, list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
-    "kubernetes": kubernetes_manifest,
 }
 
 
@@ -153,6 +152,9 @@ def config(
     tier = None if shared is None else shared_tier(shared)
     parameters = _parameters(paths, capacity, others, has_shared=tier is not None)
     parameters = with_required_mounts(parameters, in_container=form in ("docker", "kubernetes"))
+    if form == "kubernetes" and program == "lmcache":
+        # Of its probe.
+        parameters.setdefault("metrics_port", METRICS_PORT)
     if program == "vllm":
         click.echo(f"kvring config: {advice(model, max_model_len, l1_size_gb)}", err=True)
         start = vllm(parameters, l1_size_gb)
@@ -173,7 +175,11 @@ def config(
         click.echo(json.dumps(start.spec))
     elif form is not None:
         places = Places(_places(parameters), directory_of(tier))
-        click.echo(_FORMS[form](places, start.commands[0]))
+        if form == "kubernetes":
+            manifest = vllm_manifest if program == "vllm" else server_manifest
+            click.echo(manifest(places, start.commands[0], l1_size_gb, parameters))
+        else:
+            click.echo(_FORMS[form](places, start.commands[0]))
     else:
         blocks = [json.dumps(start.spec, indent=2), *map(shlex.join, start.commands)]
         click.echo("\n\n".join(blocks))
@@ -209,8 +215,11 @@ def _check_program(
     *,
     huge_pages: bool,
 ) -> None:
-    if program != "lmcache" and (kind or shared or huge_pages or form not in (None, "json")):
-        text = f"--for {program} goes with --json alone: the other options are of LMCache's server"
+    forms = {"lmcache": set(_FORMS) | {"json", "kubernetes"}, "vllm": {"json", "kubernetes"}}
+    has_form = form is None or form in forms.get(program, {"json"})
+    if program != "lmcache" and (kind or shared or huge_pages or not has_form):
+        names = " or ".join(f"--{name}" for name in sorted(forms.get(program, {"json"})))
+        text = f"--for {program} goes with {names} alone: the others are of LMCache's server"
         raise click.UsageError(text)
     if program != "vllm" and (model or max_model_len):
         raise click.UsageError("--model and --max-model-len go with --for vllm")

@@ -1,23 +1,24 @@
-"""How a server runs as a service: systemd, Docker, Kubernetes."""
+"""How a server runs as a service: systemd, Docker."""
 
-import json
 import shlex
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = [
+    "IMAGE",
+    "PROFILE_NAME",
     "Places",
     "docker_command",
     "is_device",
-    "kubernetes_manifest",
     "seccomp_profile",
     "seccomp_profile_over",
     "systemd_unit",
 ]
 
-_PROFILE_NAME = "kvring-seccomp.json"
-_IMAGE = "lmcache-with-kvring"
+PROFILE_NAME = "kvring-seccomp.json"
+# deploy/Dockerfile says how it is built.
+IMAGE = "lmcache-with-kvring"
 _MOST_FILES = 1048576
 
 # What needs a capability that containers do not have, changes the machine, reaches into other
@@ -127,66 +128,11 @@ def docker_command(places: Places, command: list[str]) -> str:
             *(f"--volume {shlex.quote(f'{path}:{path}')}" for path in places.directories),
         )
     )
-    return f"""kvring config --seccomp > {_PROFILE_NAME}
+    return f"""kvring config --seccomp > {PROFILE_NAME}
 docker run --detach --name lmcache --gpus all --network host --ipc host \\
-  --security-opt seccomp={_PROFILE_NAME} --ulimit memlock=-1 --ulimit nofile={_MOST_FILES} \\
-  {mounts} --stop-timeout 60 {_IMAGE} \\
+  --security-opt seccomp={PROFILE_NAME} --ulimit memlock=-1 --ulimit nofile={_MOST_FILES} \\
+  {mounts} --stop-timeout 60 {IMAGE} \\
   {shlex.join(command)}"""
-
-
-def kubernetes_manifest(places: Places, command: list[str]) -> str:
-    """Return a manifest that runs a server on each node that is labelled for it.
-
-    Args:
-        places: What the container has of the node.
-        command: Starts the server.
-    """
-    # A string of JSON is one of YAML.
-    arguments = "\n".join(f"            - {json.dumps(word)}" for word in command)
-    # The control group of a container denies devices of a hostPath to all but privileged ones.
-    security = "privileged: true" if places.devices else "capabilities: {add: [IPC_LOCK]}"
-    kinds = [
-        *(
-            (path, "BlockDevice" if is_device(path) else "DirectoryOrCreate")
-            for path in places.store
-        ),
-        # Not one that is made where it is missing: it would be this node's alone.
-        *((path, "Directory") for path in places.shared),
-    ]
-    names = [f"store-{number}" for number in range(len(places.store))] + ["shared"]
-    mounts, volumes = "", ""
-    for name, (path, kind) in zip(names, kinds, strict=False):
-        place = json.dumps(str(path))
-        mounts += f"\n            - {{name: {name}, mountPath: {place}}}"
-        volumes += f"\n        - name: {name}\n          hostPath: {{path: {place}, type: {kind}}}"
-    return f"""# On each node: kvring config --seccomp > /var/lib/kubelet/seccomp/{_PROFILE_NAME}
-apiVersion: apps/v1
-kind: DaemonSet
-metadata:
-  name: lmcache
-spec:
-  selector:
-    matchLabels: {{app: lmcache}}
-  template:
-    metadata:
-      labels: {{app: lmcache}}
-    spec:
-      nodeSelector: {{lmcache: "true"}}
-      hostNetwork: true
-      hostIPC: true
-      terminationGracePeriodSeconds: 60
-      securityContext:
-        seccompProfile: {{type: Localhost, localhostProfile: {_PROFILE_NAME}}}
-      containers:
-        - name: lmcache
-          image: {_IMAGE}
-          # Registered memory counts against the limit on locked memory.
-          securityContext:
-            {security}
-          command:
-{arguments}
-          volumeMounts:{mounts}
-      volumes:{volumes}"""
 
 
 def seccomp_profile_over(base: dict[str, Any]) -> dict[str, Any]:
