@@ -1,16 +1,19 @@
-"""`kvring selftest`: a chunk through a running server of LMCache into kvring, and back."""
+"""`kvring selftest`: a chunk through a running server of LMCache, or vLLM, and back."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from kvring.cli.failure import Failure
+from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.lmcache_server import Engine, Server, new_number
-from kvring.cli.output import console, print_json, size_text, table
-from kvring.cli.parameters import json_option
+from kvring.cli.output import console, count_text, print_json, size_text, table
+from kvring.cli.owner import need_owner
+from kvring.cli.parameters import STORE_PATH, json_option
+from kvring.cli.vllm_server import VllmServer, new_prompt
 
 __all__ = ["selftest"]
 
@@ -20,6 +23,12 @@ Exit status: 0 if the chunk came back from kvring as it was, 1 if not, 2 for wro
 
 # Blocks of 16 tokens in the memory of the engine that stores, and of the one that loads.
 _BLOCKS: Final = (64, 96)
+_PROMPT_TOKENS: Final = 2048
+# Of what vLLM answers.
+_ANSWER_ROOM: Final = 16
+_DEADLINE_S: Final = 30.0
+# Without anything new that long, vLLM has stored what it stores.
+_SETTLED_S: Final = 0.5
 
 
 @click.command(epilog=_EPILOG, short_help="Send a chunk through a running LMCache server and back.")
@@ -39,8 +48,17 @@ _BLOCKS: Final = (64, 96)
     metavar="URL",
     help="The HTTP server of it: its --http-port.",
 )
+@click.option(
+    "--vllm",
+    "vllm_url",
+    metavar="URL",
+    help="Ask this vLLM, such as http://localhost:8000, which has the store at PATH itself.",
+)
+@click.argument("path", required=False, type=STORE_PATH)
 @json_option
-def selftest(rpc_url: str, http_url: str, as_json: bool) -> int:
+def selftest(
+    rpc_url: str, http_url: str, vllm_url: str | None, path: Path | None, as_json: bool
+) -> int:
     """Send a chunk through a running `lmcache server` into kvring, and back, and time each step.
 
     It does what an engine does: it registers memory, looks the chunk up, stores it, and waits until
@@ -48,7 +66,15 @@ def selftest(rpc_url: str, http_url: str, as_json: bool) -> int:
     it from kvring alone, and the bytes are compared. The chunk has 8 MiB with LMCache's default of
     256 tokens, is of the model test-model, and is removed again. Run it on the server's machine, by
     its user and with its Python. Other chunks are left alone.
+
+    Of a vLLM with kvring as its own tier a random prompt is asked twice. Between the two vLLM drops
+    all prefixes that it has in memory, which takes VLLM_SERVER_DEV_MODE=1 in its environment. Then
+    the counters of the store's owner tell whether kvring has answered. Chunks of the prompt stay.
     """
+    if (vllm_url is None) != (path is None):
+        raise WrongArguments("--vllm URL goes with the PATH of its store, and PATH with --vllm")
+    if vllm_url is not None and path is not None:
+        return _ask_vllm(VllmServer(vllm_url), path, as_json=as_json)
     steps: list[tuple[str, float]] = []
 
     @contextmanager
@@ -59,19 +85,76 @@ def selftest(rpc_url: str, http_url: str, as_json: bool) -> int:
 
     server = Server(http_url)
     status = server.status()
-    path = _store_of(status)
+    store = _store_of(status)
     chunk_tokens = status["chunk_size"]
     size_bytes = _through(server, step, rpc_url, http_url, chunk_tokens)
     if as_json:
         timed = [{"step": name, "ms": round(ms, 3)} for name, ms in steps]
-        print_json({"path": path, "chunk_bytes": size_bytes, "steps": timed})
+        print_json({"path": store, "chunk_bytes": size_bytes, "steps": timed})
         return 0
+    _print(steps)
+    click.echo(f"{size_text(size_bytes)} came back from kvring at {store} as they were")
+    return 0
+
+
+def _print(steps: list[tuple[str, float]]) -> None:
     shown = table("step", "ms", right=("ms",))
     for name, ms in steps:
         shown.add_row(name, f"{ms:,.1f}")
     console().print(shown)
-    click.echo(f"{size_text(size_bytes)} came back from kvring at {path} as they were")
+
+
+def _ask_vllm(server: VllmServer, path: Path, *, as_json: bool) -> int:
+    model, most_tokens = server.model()
+    before = _counters(path)
+    prompt = new_prompt(min(_PROMPT_TOKENS, most_tokens - _ANSWER_ROOM))
+    cold = server.ask(model, prompt)
+    stored = _wait_for_stored(path, before)
+    server.forget()
+    warm = server.ask(model, prompt)
+    loaded = _counters(path)["get_hits"] - stored["get_hits"]
+    if not loaded:
+        message = f"{path} was asked for nothing: vLLM found the prompt elsewhere, or in no tier"
+        raise Failure(message)
+    chunks = stored["set_stored"] - before["set_stored"]
+    steps = [
+        ("first token, computed", cold.first_token_ms),
+        ("first token, from kvring", warm.first_token_ms),
+    ]
+    is_equal = cold.text == warm.text
+    if as_json:
+        timed = [{"step": name, "ms": round(ms, 3)} for name, ms in steps]
+        counts = {"tokens": len(prompt), "stored_chunks": chunks, "loaded_chunks": loaded}
+        print_json({"path": str(path), **counts, "is_equal": is_equal, "steps": timed})
+        return 0
+    _print(steps)
+    counted = f"{count_text(loaded, 'chunk')} of {chunks:,} came back from kvring at {path}"
+    answers = "the same answer" if is_equal else "another answer, as rounding may give"
+    click.echo(f"{counted}; {answers}")
     return 0
+
+
+def _counters(path: Path) -> dict[str, int]:
+    stats: dict[str, int] = need_owner(path, None, ask="stats")["stats"]
+    return stats
+
+
+def _wait_for_stored(path: Path, before: dict[str, int]) -> dict[str, int]:
+    """Return the counters when the store has got something new, and nothing is under way."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    last = before
+    while True:
+        time.sleep(_SETTLED_S)
+        now = _counters(path)
+        is_still = now["in_flight"] == 0 and now["set_stored"] == last["set_stored"]
+        if is_still and now["set_stored"] > before["set_stored"]:
+            return now
+        if time.monotonic() > deadline_s:
+            message = (
+                f"{path} was given nothing new in {_DEADLINE_S:g} s: has this vLLM that store?"
+            )
+            raise Failure(message)
+        last = now
 
 
 def _store_of(status: dict[str, Any]) -> str:
