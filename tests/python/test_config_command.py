@@ -244,6 +244,9 @@ REFUSED = {
     "/mnt/nvme/kvring": "PATH and CAPACITY are needed",
     "/mnt/nvme/kvring big": "capacity",
     f"{PLACE} --option ttl": "NAME=VALUE",
+    f"{PLACE} --l1-size-gb nan": "'nan' is not finite",
+    f"{PLACE} --l1-size-gb inf --for vllm": "not in the range",
+    f"{PLACE} --option ttl={'[' * 100_000}": "ttl",
     f"{PLACE} --option tl=1d": "ttl",
     f"{PLACE} --type other": "other",
     f"{PLACE} --l1-size-gb 0": "0",
@@ -293,10 +296,15 @@ def test_info_of_a_store_in_use_and_after(
     assert before["layout"] == "extents"
     assert before["holder_process_id"] == os.getpid()
     assert not before["is_closed_in_order"]
+    assert before["capacity_bytes"] == client.stat("capacity_bytes")
+    blocks = sum(file.stat().st_blocks for file in store_directory.iterdir())
+    # Not the chunks alone: data files are made ahead of need.
+    assert before["taken_bytes"] == blocks * 512 > before["allocated_bytes"]
     assert f"process {os.getpid()}" in printed(capsys, "info", store_directory)
     client.connector.close()
     after = json.loads(printed(capsys, "info", store_directory, "--json"))
     assert (after["holder"], after["is_closed_in_order"]) == (None, True)
+    assert after["capacity_bytes"] is None
     assert after["store_id"] == before["store_id"]
     assert "nobody; closed in order" in printed(capsys, "info", store_directory)
 

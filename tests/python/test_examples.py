@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_two_nodes(name: str, tmp_path: Path) -> None:
     where, *told = ended.stdout.splitlines()
     assert where == OWN_NAMESPACES or where.startswith("all nodes are processes of this machine: ")
     assert told == NODES[name]
+
+
+@pytest.mark.parametrize("name", [*EXPECTED, "two_nodes", "gpu/stage.py", "quickstart/engine.py"])
+def test_it_tells_how_it_is_started(name: str) -> None:
+    program = name.removesuffix(".py").replace("/", ".")
+    ended = subprocess.run(
+        [sys.executable, "-m", f"examples.{program}"],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_DEADLINE_S,
+    )
+    if find_spec("vllm") is None or name != "quickstart/engine.py":
+        assert ended.returncode in (1, 2)
+        assert "Traceback" not in ended.stderr
+        assert f"examples.{program.partition('.')[0]}" in ended.stderr or "usage:" in ended.stderr
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -332,5 +332,10 @@ def test_adopt_looks_at_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert sorted(one.name for one in source.glob("*@0@00ff.tmp")) == others[:1]
     assert not any((source / name).exists() for name in names)
     assert main(arguments) == 1
-    assert "has no chunk of LMCache's fs or fs_native" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "has no chunk of LMCache's fs or fs_native" in told
+    # So that whoever names the wrong directory sees what it should hold.
+    assert "MODEL@0xRANK@GROUP@HASH.data" in told
+    assert main(["adopt", "--help"]) == 0
+    assert "MODEL@0xRANK@GROUP@HASH.data" in capsys.readouterr().out
     assert main(["adopt", str(tmp_path / "none"), str(target), "--capacity=64MiB"]) == 2
