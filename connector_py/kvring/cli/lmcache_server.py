@@ -173,8 +173,10 @@ class Engine:
         try:
             client.start()
         except Exception as error:
-            message = f"engines cannot connect at {rpc_url}: {error}; --rpc says where they can"
-            raise Failure(message) from error
+            message = (
+                f"engines cannot connect at {rpc_url}: {error}; --rpc says where they can, and "
+            )
+            raise Failure(f"{message}the server has to support lmcache_driven transfers") from error
         try:
             yield cls(client, chunk_tokens)
         finally:
@@ -188,8 +190,7 @@ class Engine:
     def request(self, number: int, kind: str) -> Any:
         """Return a request for one chunk, that of a number."""
         more: dict[str, Any] = {}
-        # From LMCache 0.5.7 on.
-        if "token_ids" in inspect.signature(self._client.create_request).parameters:
+        if _takes(self._client.create_request, "token_ids"):
             more["token_ids"] = [number, *range(1, self._chunk_tokens)]
         return self._client.create_request(number, f"kvring-{number}-{kind}", kind, **more)
 
@@ -222,7 +223,11 @@ class Engine:
 
     def digests(self, request: Any) -> list[str]:
         """Return digests of the memory of the chunk."""
-        return list(self._client.compute_checksums(request, 0, self._chunk_tokens) or [])
+        compute = self._client.compute_checksums
+        if _takes(compute, "operation"):
+            found = compute(request, 0, self._chunk_tokens, operation="store") or {}
+            return [digest for of_rank in found.values() for digest in of_rank]
+        return list(compute(request, 0, self._chunk_tokens) or [])
 
     def end(self, request: Any) -> None:
         """Tell the server that the request is over."""
@@ -233,6 +238,11 @@ class Engine:
     def _need(result: Any, what: str) -> None:
         if result is None or not result.succeeded:
             raise Failure(f"the server did not {what} the chunk: its log tells why")
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    """Tell whether LMCache is that of 0.5.7 on, whose client takes more."""
+    return name in inspect.signature(method).parameters
 
 
 def new_number() -> int:
