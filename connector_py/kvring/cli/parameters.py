@@ -10,6 +10,7 @@ import click
 from kvring import ConfigError
 from kvring._native import size_bytes
 from kvring.cli.failure import Failure, WrongArguments
+from kvring.cli.output import count_text
 from kvring.cli.users import is_forbidden, whose
 
 __all__ = [
@@ -114,8 +115,8 @@ def capacity_of_each(paths: Sequence[Path], capacities: Sequence[int]) -> list[i
         return [capacities[0]] * len(paths)
     if len(capacities) != len(paths):
         message = (
-            f"--capacity is given {len(capacities)} times for {len(paths)} paths: give it once, or "
-            "once for each path"
+            f"--capacity is given {len(capacities)} times for {count_text(len(paths), 'path')}: "
+            "give it once, or once for each path"
         )
         raise WrongArguments(message)
     return list(capacities)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvring.cli.doctor.findings import Finding, Level
-from kvring.cli.output import size_text
+from kvring.cli.output import count_text, size_text
 
 __all__ = ["look_at_left_memory"]
 
@@ -125,5 +125,5 @@ def _remove(left: list[_File], reservation: str) -> Iterator[Finding]:
 
 
 def _text(files: list[_File]) -> str:
-    count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
+    count = count_text(len(files), "file")
     return f"{count} in {_DIRECTORY} with {size_text(sum(one.taken_bytes for one in files))}"
