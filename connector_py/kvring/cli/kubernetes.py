@@ -68,7 +68,8 @@ spec:
       labels: {{app: lmcache}}
     spec:
       nodeSelector: {{lmcache: "true"}}
-      # It copies from the GPUs of all pods of the node, and has none for itself.
+      # It copies from the GPUs of all pods of the node, and has none for itself. Leave the class
+      # out where the cluster has none and the default runtime is NVIDIA's.
       runtimeClassName: nvidia
       hostNetwork: true
       hostIPC: true

@@ -31,6 +31,12 @@ _DEADLINE_S: Final = 30.0
 _SETTLED_S: Final = 0.5
 
 
+def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{url!r} does not begin with http:// or https://")
+    return url
+
+
 @click.command(epilog=_EPILOG, short_help="Send a chunk through a running LMCache server and back.")
 @click.option(
     "--rpc",
@@ -43,6 +49,7 @@ _SETTLED_S: Final = 0.5
 @click.option(
     "--http",
     "http_url",
+    callback=_web,
     default="http://localhost:8080",
     show_default=True,
     metavar="URL",
@@ -51,6 +58,7 @@ _SETTLED_S: Final = 0.5
 @click.option(
     "--vllm",
     "vllm_url",
+    callback=_web,
     metavar="URL",
     help="Ask this vLLM, such as http://localhost:8000, which has the store at PATH itself.",
 )

@@ -54,6 +54,9 @@ def test_a_chunk_goes_through_and_comes_back(
 def test_servers_without_kvring_are_told_apart(
     data_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for option in ("--http", "--vllm"):
+        assert main(["selftest", option, "localhost:8080"]) == 2
+        assert "does not begin with http://" in capsys.readouterr().err
     (port,) = free_ports(1)
     assert main(["selftest", "--http", f"http://127.0.0.1:{port}"]) == 1
     assert "Connection refused; start `lmcache server`" in capsys.readouterr().err
