@@ -91,7 +91,7 @@ def test_options_of_a_shared_tier_go_with_it(capsys: pytest.CaptureFixture[str])
     ("form", "told"),
     [
         ("--systemd", ["RequiresMountsFor=/mnt/nvme/kvring /mnt/shared"]),
-        ("--docker", ["--volume /mnt/shared:/mnt/shared"]),
+        ("--docker", ["--mount type=bind,source=/mnt/shared,target=/mnt/shared"]),
         (
             "--kubernetes",
             ['- {name: shared, mountPath: "/mnt/shared"}', 'path: "/mnt/shared", type: Directory'],

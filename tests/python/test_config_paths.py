@@ -27,10 +27,19 @@ def test_all_paths_are_in_the_json(capsys: pytest.CaptureFixture[str], is_option
     [
         (SEVERAL, "systemd", 'RequiresMountsFor=/mnt/a "/mnt/b c"\n'),
         (SEVERAL, "systemd", "\nSupplementaryGroups=disk\n"),
-        (SEVERAL, "docker", " --device /dev/nvme77n1 --volume /mnt/a:/mnt/a --volume '/mnt/b c:"),
+        (
+            SEVERAL,
+            "docker",
+            " --device /dev/nvme77n1 --mount type=bind,source=/mnt/a,target=/mnt/a "
+            "--mount 'type=bind,source=/mnt/b c,",
+        ),
         # Where its index is has to be there as well.
         (ON_DEVICE, "systemd", "RequiresMountsFor=/mnt/index\n"),
-        (ON_DEVICE, "docker", " --device /dev/nvme77n1 --volume /mnt/index:/mnt/index --stop"),
+        (
+            ON_DEVICE,
+            "docker",
+            " --device /dev/nvme77n1 --mount type=bind,source=/mnt/index,target=/mnt/index --stop",
+        ),
         (("/dev/nvme77n1", "all"), "systemd", "After=local-fs.target\n"),
     ],
 )
@@ -52,8 +61,8 @@ def test_a_manifest_has_all_paths(capsys: pytest.CaptureFixture[str]) -> None:
         for one in container["volumeMounts"]
     ]
     kinds = {
-        "/mnt/a": "DirectoryOrCreate",
-        "/mnt/b c": "DirectoryOrCreate",
+        "/mnt/a": "Directory",
+        "/mnt/b c": "Directory",
         "/dev/nvme77n1": "BlockDevice",
         "/mnt/shared": "Directory",
     }

@@ -93,7 +93,7 @@ def test_a_server_runs_on_each_node(capsys: pytest.CaptureFixture[str], name: st
     paths = options["path"] if isinstance(options["path"], list) else [options["path"]]
     places = {volume["hostPath"]["path"]: volume["hostPath"]["type"] for volume in pod["volumes"]}
     shared = {"/mnt/shared": "Directory"} if name == "shared" else {}
-    kinds = {path: "BlockDevice" if path == DEVICE else "DirectoryOrCreate" for path in paths}
+    kinds = {path: "BlockDevice" if path == DEVICE else "Directory" for path in paths}
     assert places == kinds | shared
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == places.keys()
     security = container["securityContext"]

@@ -125,7 +125,7 @@ def docker_command(places: Places, command: list[str]) -> str:
     mounts = " ".join(
         (
             *(f"--device {shlex.quote(str(path))}" for path in places.devices),
-            *(f"--volume {shlex.quote(f'{path}:{path}')}" for path in places.directories),
+            *(f"--mount {shlex.quote(_bind_mount(path))}" for path in places.directories),
         )
     )
     return f"""kvring config --seccomp > {PROFILE_NAME}
@@ -133,6 +133,16 @@ docker run --detach --name lmcache --gpus all --network host --ipc host \\
   --security-opt seccomp={PROFILE_NAME} --ulimit memlock=-1 --ulimit nofile={_MOST_FILES} \\
   {mounts} --stop-timeout 60 {IMAGE} \\
   {shlex.join(command)}"""
+
+
+def _bind_mount(path: Path) -> str:
+    """Return what `--mount` takes; `--volume` makes a directory below a missing mount."""
+    fields = (f"source={path}", f"target={path}")
+    # Of a field with a comma or a quote: CSV, as Docker reads it.
+    quoted = (
+        f'"{one.replace(chr(34), chr(34) * 2)}"' if set(one) & set(',"') else one for one in fields
+    )
+    return ",".join(("type=bind", *quoted))
 
 
 def seccomp_profile_over(base: dict[str, Any]) -> dict[str, Any]:

@@ -42,13 +42,10 @@ def server_manifest(
     """
     # The control group of a container denies devices of a hostPath to all but privileged ones.
     security = "privileged: true" if places.devices else "capabilities: {add: [IPC_LOCK]}"
+    # No directory is made where it is missing: where a mount is, it would lie on the root disk.
     kinds = [
-        *(
-            (path, "BlockDevice" if is_device(path) else "DirectoryOrCreate")
-            for path in places.store
-        ),
-        # Not one that is made where it is missing: it would be this node's alone.
-        *((path, "Directory") for path in places.shared),
+        (path, "BlockDevice" if is_device(path) else "Directory")
+        for path in (*places.store, *places.shared)
     ]
     names = [f"store-{number}" for number in range(len(places.store))] + ["shared"]
     mounts, volumes = "", ""

@@ -99,7 +99,7 @@ def _look_at_file_system(there: Path) -> Iterator[Finding]:
         remedy = "a local drive; what many nodes share belongs into another L2 adapter"
         yield Finding(Level.WARNING, "file system", f"{what} is not local", remedy)
     elif kind == "overlay":
-        remedy = "mount a directory of the host: --volume of Docker, hostPath of Kubernetes"
+        remedy = "mount a directory of the host: --mount of Docker, hostPath of Kubernetes"
         what += " is not ext4 or XFS: a container's layer goes with the container"
         yield Finding(Level.WARNING, "file system", what, remedy)
     elif kind not in _GOOD:
