@@ -30,8 +30,7 @@ def test_all_paths_are_in_the_json(capsys: pytest.CaptureFixture[str], is_option
         (
             SEVERAL,
             "docker",
-            " --device /dev/nvme77n1 --mount type=bind,source=/mnt/a,target=/mnt/a "
-            "--mount 'type=bind,source=/mnt/b c,",
+            " --mount type=bind,source=/mnt/a,target=/mnt/a --mount 'type=bind,source=/mnt/b c,",
         ),
         # Where its index is has to be there as well.
         (ON_DEVICE, "systemd", "RequiresMountsFor=/mnt/index\n"),

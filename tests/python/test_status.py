@@ -257,7 +257,7 @@ def test_the_owner_answers_whatever_its_disk_does(open_store: OpenStore, fault: 
             done = kvring_command(*arguments)
             assert (done.returncode, done.stderr) == (0, ""), arguments
         purged = kvring_command("purge", path, "--namespace=test/model", "--yes")
-        assert "removed 1 chunks" in purged.stdout, purged
+        assert "removed 1 chunk," in purged.stdout, purged
 
 
 READ_INDEX = """
