@@ -317,6 +317,13 @@ EVICTION ?=
 eviction: need-cargo $(VENV)/.stamp-tools ## hit ratios of the eviction policies on traces, into target/bench (2 minutes)
 	@$(PY) -m benches.eviction $(EVICTION)
 
+# For instance: make placement PLACEMENT='--traces DIRECTORY'
+PLACEMENT ?=
+
+.PHONY: placement
+placement: need-cargo $(VENV)/.stamp-tools ## what write streams save inside a drive, by a model of one, into target/bench (as root, 10 minutes)
+	@$(PY) -m benches.placement $(PLACEMENT)
+
 # For instance: make fleet FLEET='--trace FILE'
 FLEET ?=
 

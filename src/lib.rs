@@ -63,7 +63,7 @@ pub use base::checksum::checksum_with_key;
 pub use batch::completion_queue::{Completion, FailureCode, KeepAlive};
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
-    MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, size_bytes,
+    MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, WriteStreams, size_bytes,
 };
 pub use connector::{
     ChunkSum, Connector, OpenForecast, Removal, Shutdown, SubmitError, check_places, forecast_open,
@@ -83,5 +83,5 @@ pub use key::{
     Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, is_of_model, part_key, rank_prefix,
     salt_of,
 };
-pub use stats::{LatencyHistogram, PathStats, Stats};
+pub use stats::{LatencyHistogram, PathStats, Stats, StreamUse};
 pub use store::Geometry;

@@ -112,6 +112,17 @@ impl Counters {
     }
 }
 
+/// A write stream of a drive, and what was written to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamUse {
+    /// Its number; the drive's placement identifiers are one less.
+    pub stream: u8,
+    /// `first_time` or `returned` chunks, those of `one_namespace`, or of `other_namespaces`.
+    pub content: &'static str,
+    /// Bytes of the chunks stored there since the open, in whole blocks.
+    pub written_bytes: u64,
+}
+
 macro_rules! path_stats {
     ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
         /// State of what is at one path, at one moment.
@@ -135,6 +146,8 @@ macro_rules! path_stats {
             pub last_error_ms: u64,
             /// Payload bytes written there since the store was opened, also before the path failed.
             pub written_bytes: u64,
+            /// Write streams in use; none of several paths together.
+            pub write_streams: Vec<StreamUse>,
             /// Of several paths, all different ones.
             pub engine: String,
             /// Of several paths, whether all are direct, and the strictest alignment of memory.

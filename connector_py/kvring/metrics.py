@@ -236,6 +236,16 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         for store, path in paths:
             family.add_metric([store, path["path"]], float(path[source]))
         yield family
+    streams = CounterMetricFamily(
+        "kvring_stream_written_bytes",
+        "Chunks that were written to a write stream of the drive, in whole blocks.",
+        labels=["store", "path", "stream", "content"],
+    )
+    for store, path in paths:
+        for one in path["write_streams"]:
+            labels = [store, path["path"], str(one["stream"]), one["content"]]
+            streams.add_metric(labels, one["written_bytes"])
+    yield streams
     up = GaugeMetricFamily(
         "kvring_path_up",
         "Whether the path is in use and has not failed. The last one stays in use when it fails.",

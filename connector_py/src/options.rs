@@ -100,7 +100,7 @@ fn tune(py: Python<'_>, tuning: &mut Tuning) -> PyResult<()> {
         }
         tuned!(high_watermark low_watermark admit_after max_io_bytes queue_depth in_flight_bytes
             set_in_flight_bytes set_in_flight_between_loads_bytes set_in_flight_while_loading_bytes
-            set_queue_operations);
+            set_queue_operations write_streams);
     }
     Ok(())
 }

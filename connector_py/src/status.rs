@@ -20,7 +20,7 @@ pub(crate) fn recovery_dict<'py>(
 fn geometry_dict(py: Python<'_>, geometry: Geometry) -> PyResult<Bound<'_, PyDict>> {
     let all = dict_of!(py, geometry:
         memory_alignment_bytes offset_alignment_bytes logical_block_bytes physical_block_bytes
-        optimal_io_bytes discard_granularity_bytes);
+        optimal_io_bytes discard_granularity_bytes write_streams write_stream_bytes);
     all.set_item("direct_io", geometry.direct)?;
     Ok(all)
 }
@@ -54,6 +54,9 @@ fn path_dict<'py>(py: Python<'py>, path: &PathStats) -> PyResult<Bound<'py, PyDi
     all.set_item("direct_io", path.geometry.direct)?;
     all.set_item("memory_alignment_bytes", path.geometry.memory_alignment_bytes)?;
     all.set_item("geometry", geometry_dict(py, path.geometry)?)?;
+    let streams = path.write_streams.iter();
+    let streams = streams.map(|one| Ok(dict_of!(py, one: stream content written_bytes)));
+    all.set_item("write_streams", streams.collect::<PyResult<Vec<_>>>()?)?;
     for (name, value) in path.numbers() {
         all.set_item(name, value)?;
     }

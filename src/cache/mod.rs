@@ -18,6 +18,7 @@ mod suspect_chunks;
 mod threads;
 mod unused;
 mod write;
+mod write_streams;
 mod writes;
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,6 +27,7 @@ use std::time::Instant;
 use background_signal::BackgroundSignal;
 use directory_watch::DirectoryWatch;
 use log::Level::{Error, Warn};
+use write_streams::StreamPlacement;
 use writes::WritesInFlight;
 
 pub(crate) use admission::WriteBudget;
@@ -88,6 +90,7 @@ pub(crate) struct Cache {
     pub(crate) suspects: SuspectChunks,
     pub(crate) directory_watch: DirectoryWatch,
     pub(crate) writes: WritesInFlight,
+    pub(crate) streams: StreamPlacement,
     /// Dropped after the files that it speaks of.
     pub(crate) open_store: OpenStore,
     /// Space is short.
@@ -124,6 +127,7 @@ impl Cache {
         reactors: Box<[Arc<Waker>]>,
         open_store: OpenStore,
     ) -> Self {
+        let drive_streams = config.tuning.write_streams.or(store.geometry().write_streams);
         Self {
             maintenance: BackgroundSignal::default(),
             opened_s: config.clock.passed_s(),
@@ -134,6 +138,7 @@ impl Cache {
             has_flush_failed: AtomicBool::new(false),
             write_budget,
             paths: OnceLock::new(),
+            streams: StreamPlacement::new(&config, drive_streams),
             config,
             index,
             store,

@@ -115,7 +115,8 @@ impl Cache {
             let Some(extent) = extent else { return Ok(None) };
             let record = self.reserve_record(request.key.len(), defer_reclaim);
             let record = record.inspect_err(|_| self.reclaim(extent))?;
-            Ok(Some(WriteHandle::new(self, digest, extent, record, quota)))
+            let stream = self.streams.of((digest, request.namespace, bytes), &self.index);
+            Ok(Some(WriteHandle::new(self, digest, (extent, stream), record, quota)))
         });
         if !matches!(outcome, Ok(Some(_))) {
             self.release_quota(quota);

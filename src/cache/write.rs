@@ -28,6 +28,8 @@ pub(crate) struct WriteHandle {
     cache: Arc<Cache>,
     digest: Digest,
     pub(crate) extent: Extent,
+    /// Stream of the drive that it is written to; 0 for none.
+    pub(crate) stream: u8,
     free_ticket: u64,
     /// None once the chunk is stored.
     record: Option<Reservation>,
@@ -49,7 +51,7 @@ impl WriteHandle {
     pub(super) fn new(
         cache: &Arc<Cache>,
         digest: Digest,
-        extent: Extent,
+        (extent, stream): (Extent, u8),
         reservation: Reservation,
         quota: QuotaShare,
     ) -> Self {
@@ -57,6 +59,7 @@ impl WriteHandle {
             cache: Arc::clone(cache),
             digest,
             extent,
+            stream,
             free_ticket: cache.index.changes.freed_ticket(),
             record: Some(reservation),
             quota,
@@ -112,6 +115,7 @@ impl WriteHandle {
         let cache = &self.cache;
         cache.counters.set_stored.add(1);
         cache.counters.written_bytes.add(content.length_bytes);
+        cache.streams.note_written(self.stream, self.extent.size_bytes());
         // They were about the chunk that this one replaces.
         if cache.suspects.are_there() {
             cache.suspects.remove(self.digest);

@@ -92,6 +92,18 @@ named! {
 }
 
 named! {
+    /// Which chunks a drive with flexible data placement is told to keep apart.
+    WriteStreams {
+        /// None.
+        Off = "off",
+        /// Those that are stored for the first time from those that came back.
+        Lifetime = "lifetime",
+        /// Those of the largest namespaces from those of others.
+        Namespace = "namespace",
+    }
+}
+
+named! {
     /// Which order chunks are evicted in.
     Eviction {
         /// By uses and age, where what a chunk without uses is worth is learnt from keys that return.

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use choices::{Admission, Checksum, Discard, Durability, EngineChoice, Eviction, Layout};
+pub use choices::{
+    Admission, Checksum, Discard, Durability, EngineChoice, Eviction, Layout, WriteStreams,
+};
 pub use options::{OPTIONS, OptionSpec};
 pub use values::{OptionValue, size_bytes};
 
@@ -52,6 +54,8 @@ pub struct Tuning {
     pub set_max_wait: Duration,
     /// Most keys of SETs that are not answered yet.
     pub set_queue_operations: u64,
+    /// Write streams of the drive.
+    pub write_streams: Option<u8>,
     /// How often `best_effort` makes durable what was stored and removed.
     pub flush_period: Duration,
     /// Threads that read the index of a path when it is opened. `None` follows from the processors.
@@ -73,6 +77,7 @@ impl Default for Tuning {
             set_in_flight_while_loading_bytes: 0,
             set_max_wait: Duration::from_secs(1),
             set_queue_operations: 128 << 10,
+            write_streams: None,
             flush_period: Duration::from_secs(1),
             open_threads: None,
         }
@@ -109,6 +114,7 @@ pub struct Config {
     /// `None` for the smaller of 5 % of the file system and 10 GiB.
     pub min_free_bytes: Option<u64>,
     pub discard: Discard,
+    pub write_streams: WriteStreams,
     /// Reactors of each path, each with a thread and an engine of its own; `None` for as many as are needed.
     pub io_threads: Option<usize>,
     pub set_queue_bytes: u64,
@@ -175,6 +181,7 @@ impl Config {
             write_budget_bytes: None,
             min_free_bytes: None,
             discard: Discard::Format,
+            write_streams: WriteStreams::Lifetime,
             io_threads: None,
             set_queue_bytes: 8 << 30,
             metrics_port: None,

@@ -7,7 +7,7 @@ use super::values::{
 };
 use super::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
-    MIN_CAPACITY_BYTES, OptionValue,
+    MIN_CAPACITY_BYTES, OptionValue, WriteStreams,
 };
 use crate::error::ConfigError;
 use crate::format::membership::MAX_VOLUMES;
@@ -87,6 +87,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
     option!("discard", "", Some("format"), "'never', 'format' or 'free'", discard, |value| one_of(value, &Discard::ALL, Discard::name),
         "when a block device is told what it need not keep: all of it when it is formatted; with 'free' also the extents of chunks that go"),
+    option!("write_streams", "", Some("lifetime"), "'off', 'lifetime' or 'namespace'", write_streams, |value| one_of(value, &WriteStreams::ALL, WriteStreams::name),
+        "which chunks a block device with NVMe FDP keeps apart: those stored for the first time from those that came back after eviction, or those of the largest namespaces from others; elsewhere it has no effect"),
     option!("io_threads", "threads", Some("auto"), "'auto' or 1 to 64", io_threads, |value| or_none(value, "auto", |value| count(value, 1, 64)),
         "threads that move the bytes of each path, each with its own ring or pool of threads; with 'auto' 8, of which one works until it is short of processor time (2 with pools)"),
     option!("set_queue_bytes", "bytes", Some("8GiB"), "a size such as '500GiB' from 1 MiB to 1 TiB", set_queue_bytes, |value| size(value, 1 << 20, 1 << 40),

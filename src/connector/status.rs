@@ -104,6 +104,7 @@ impl Connector {
             would_hit_at_2x,
             returned_keys: index.returned_keys(),
             written_bytes: shared.cache.counters.written_bytes.get(),
+            write_streams: shared.cache.streams.uses(),
             unused: shared.cache.unused().is_some().into(),
             ..PathStats::default()
         };

@@ -16,6 +16,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 
+use crate::base::system::block_device;
 use crate::format::names::FILE_MODE;
 
 /// Calls of the system on the files of a store, each named behind what it does. Each may wait for the file system. What an
@@ -66,6 +67,11 @@ pub trait FileOperations: Debug + Send + Sync {
     /// Makes durable all that is on the file system of the directory: syncfs(2).
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         Ok(syncfs(directory)?)
+    }
+
+    /// Tells a block device that nothing in the range is needed any more: BLKDISCARD.
+    fn discard(&self, device: &File, bytes: Range<u64>) -> io::Result<()> {
+        block_device::discard(device, bytes.start, bytes.end - bytes.start)
     }
 
     /// Removes what is called `name` in `directory`, and is no directory: unlinkat(2).
@@ -147,6 +153,10 @@ impl FileOperations for WatchedFiles {
 
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         self.watch(|| self.files.sync_file_system(directory))
+    }
+
+    fn discard(&self, device: &File, bytes: Range<u64>) -> io::Result<()> {
+        self.files.discard(device, bytes)
     }
 
     fn remove(&self, directory: &File, name: &CStr) -> io::Result<()> {

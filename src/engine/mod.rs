@@ -62,6 +62,8 @@ pub struct Transfer {
     pub vectors: *const libc::iovec,
     /// Number of vectors; at least 1 to read and write, else 0.
     pub vector_count: usize,
+    /// Write stream of the block device that `file` is; 0 for none. Kernels before 6.16 ignore it.
+    pub write_stream: u8,
     /// Name of the file to open, ended by NUL; lives at a stable address until the transfer is reaped. Else null.
     pub name: *const libc::c_char,
     /// Given back when the transfer is reaped.
@@ -80,6 +82,7 @@ impl Transfer {
             offset_bytes: 0,
             vectors: std::ptr::null(),
             vector_count: 0,
+            write_stream: 0,
             name: std::ptr::null(),
             token,
         }
@@ -103,6 +106,11 @@ pub trait Engine {
     /// Most reads and writes that it works on at a time. More would wait in it, where no read overtakes a write.
     fn depth(&self) -> usize {
         usize::MAX
+    }
+
+    /// Whether it hands [`Transfer::write_stream`] on.
+    fn takes_write_streams(&self) -> bool {
+        false
     }
 
     /// Takes a transfer; it reaches the kernel at the latest with the next [`Engine::reap`].

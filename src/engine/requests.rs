@@ -15,6 +15,8 @@ use super::{Action, Engine, EngineError, Reaped, Transfer};
 /// Memory, and what its owner knows of it.
 pub(crate) struct Held<T> {
     pub(crate) memory: PieceMemory,
+    /// Of a write, as [`Transfer::write_stream`].
+    pub(crate) write_stream: u8,
     about: T,
     /// When the engine got it last.
     since: Option<Instant>,
@@ -22,7 +24,7 @@ pub(crate) struct Held<T> {
 
 impl<T> Held<T> {
     pub(crate) fn new(memory: PieceMemory, about: T) -> Self {
-        Self { memory, about, since: None }
+        Self { memory, write_stream: 0, about, since: None }
     }
 
     fn pending(&self) -> Option<Pending> {
@@ -126,6 +128,7 @@ impl<T> Requests<T> {
     ) -> Result<(), EngineError> {
         let piece = &mut self.pieces[token];
         piece.since = Some(Instant::now());
+        let write_stream = piece.write_stream;
         let memory = &mut piece.memory;
         assert!(!memory.is_in_flight(), "it is under way already");
         let action = if memory.is_write() { Action::Write } else { Action::Read };
@@ -141,6 +144,7 @@ impl<T> Requests<T> {
             offset_bytes,
             vectors: own_vectors,
             vector_count,
+            write_stream,
             ..Transfer::without_memory(action, file, token)
         };
         // SAFETY: the vectors stay as they are until the transfer is reaped, or all is leaked. The piece has the bounce memory, and

@@ -6,7 +6,7 @@ use std::os::fd::FromRawFd;
 
 use super::*;
 use crate::engine::posix::PosixEngine;
-use crate::engine::uring::{RingFlags, UringEngine, set_up};
+use crate::engine::uring::{RingFlags, UringEngine, entry_of, set_up};
 
 fn file_with(content: &[u8]) -> File {
     let mut file = tempfile::tempfile().unwrap();
@@ -188,4 +188,29 @@ fn the_waker_ends_a_wait_and_only_rings_a_sleeper() {
         nix::poll::poll(&mut [nix::poll::PollFd::new(event, flags)], 0_u8)
     });
     assert_eq!(set, [Ok(0)], "a waker must not ring for a thread that is awake");
+}
+
+/// The kernel has the stream of a write in byte 44 of the request, and ignores it before Linux 6.16.
+#[test]
+fn each_kind_of_write_names_its_stream() {
+    let mut memory = [0; 8];
+    let vectors = [vector(&mut memory); 2];
+    let stream_of = |action, vector_count, buffer| {
+        let transfer = Transfer {
+            vectors: vectors.as_ptr(),
+            vector_count,
+            write_stream: 3,
+            ..Transfer::without_memory(action, 0, 0)
+        };
+        // SAFETY: its vectors live as long as it.
+        let entry = unsafe { entry_of(transfer, buffer) };
+        // SAFETY: an entry is a request of 64 bytes, all of which are initialised.
+        let bytes: [u8; 64] = unsafe { std::mem::transmute(entry) };
+        bytes[44]
+    };
+    for (vector_count, buffer) in [(1, None), (1, Some(0)), (2, None)] {
+        assert_eq!(stream_of(Action::Write, vector_count, buffer), 3);
+        assert_eq!(stream_of(Action::Read, vector_count, buffer), 0);
+    }
+    assert!(uring().takes_write_streams() && !posix().takes_write_streams());
 }

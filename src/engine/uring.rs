@@ -201,6 +201,10 @@ impl Engine for UringEngine {
         format!("io_uring ({})", self.flags.name())
     }
 
+    fn takes_write_streams(&self) -> bool {
+        true
+    }
+
     unsafe fn submit(&mut self, transfer: Transfer) -> Result<(), EngineError> {
         if transfer.action == Action::Truncate && !self.can_truncate {
             // Here: of what is cut off, a block at most was written.
@@ -243,7 +247,7 @@ impl Engine for UringEngine {
 ///
 /// # Safety
 /// The transfer's vectors and name are valid.
-unsafe fn entry_of(transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
+pub(super) unsafe fn entry_of(transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
     let file = Fd(transfer.file);
     let offset = transfer.offset_bytes;
     let (vectors, count) = (transfer.vectors, transfer.vector_count as u32);
@@ -263,17 +267,24 @@ unsafe fn entry_of(transfer: Transfer, buffer: Option<u16>) -> squeue::Entry {
             let is_read = transfer.action == Action::Read;
             match buffer {
                 None if is_read => opcode::Read::new(file, memory, length).offset(offset).build(),
-                None => opcode::Write::new(file, memory, length).offset(offset).build(),
+                None => {
+                    let write = opcode::Write::new(file, memory, length).offset(offset);
+                    write.write_stream(transfer.write_stream).build()
+                }
                 Some(buffer) if is_read => {
                     opcode::ReadFixed::new(file, memory, length, buffer).offset(offset).build()
                 }
                 Some(buffer) => {
-                    opcode::WriteFixed::new(file, memory, length, buffer).offset(offset).build()
+                    let write = opcode::WriteFixed::new(file, memory, length, buffer);
+                    write.offset(offset).write_stream(transfer.write_stream).build()
                 }
             }
         }
         (Action::Read, _) => opcode::Readv::new(file, vectors, count).offset(offset).build(),
-        (Action::Write, _) => opcode::Writev::new(file, vectors, count).offset(offset).build(),
+        (Action::Write, _) => {
+            let write = opcode::Writev::new(file, vectors, count).offset(offset);
+            write.write_stream(transfer.write_stream).build()
+        }
     }
 }
 

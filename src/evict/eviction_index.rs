@@ -255,6 +255,15 @@ impl EvictionIndex {
         self.pools.iter().zip(by_pool).filter_map(bonus).collect()
     }
 
+    /// Fingerprints of the `count` largest namespaces, by what `weight` makes of fingerprint and bytes.
+    pub(crate) fn largest_namespaces(
+        &self,
+        count: usize,
+        weight: impl Fn(u64, u64) -> u64,
+    ) -> Vec<u64> {
+        self.namespaces.largest(count, weight)
+    }
+
     pub(crate) fn namespace_of(&self, fingerprint: u64) -> Option<NamespaceId> {
         self.namespaces.of(fingerprint)
     }

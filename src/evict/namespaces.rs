@@ -1,5 +1,6 @@
 //! Namespaces: what the keys of one model and salt take together.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use slab::Slab;
@@ -103,6 +104,18 @@ impl Namespaces {
 
     pub(super) fn of(&self, fingerprint: u64) -> Option<NamespaceId> {
         self.by_fingerprint.get(&fingerprint).copied()
+    }
+
+    /// Fingerprints of the `count` largest ones with keys, by what `weight` makes of fingerprint and bytes; the largest first.
+    pub(super) fn largest(&self, count: usize, weight: impl Fn(u64, u64) -> u64) -> Vec<u64> {
+        let with_keys = self.all.iter().filter(|(_, state)| state.usage.keys > 0);
+        let weighed = with_keys.map(|(_, state)| {
+            let bytes = state.usage.allocated_bytes;
+            (Reverse(weight(state.fingerprint, bytes)), state.fingerprint)
+        });
+        let mut weighed: Vec<_> = weighed.collect();
+        weighed.sort_unstable();
+        weighed.into_iter().take(count).map(|(_, fingerprint)| fingerprint).collect()
     }
 
     pub(super) fn with_keys(&self) -> impl Iterator<Item = (NamespaceId, u64)> {

@@ -71,6 +71,17 @@ impl Operation {
         }
     }
 
+    /// Write stream of a SET that is to be written; 0 for none.
+    pub(super) fn write_stream(&self) -> u8 {
+        match self {
+            Self::Set(set) => match &set.stage {
+                Stage::Writing(write) => write.stream,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
     /// Whether its bytes are summed up, in a store with this option.
     pub(super) fn is_checksummed(&self, option: Checksum) -> bool {
         option.is_on()

@@ -59,6 +59,9 @@ impl Reactor {
         engine: Box<dyn Engine>,
         mut limits: Limits,
     ) -> Self {
+        if !engine.takes_write_streams() {
+            group.cache.streams.switch_off(&group.cache.config);
+        }
         // As many for loads as for stores.
         let most_transfers = 2 * limits.queue_depth;
         limits.queue_depth = limits.queue_depth.min((engine.depth() / 2).max(1));

@@ -126,7 +126,8 @@ impl Reactor {
         let cache = &self.group.cache;
         let chunk = (operation.bytes(), operation.is_checksummed(cache.config.checksum));
         let (geometry, pool) = (cache.store.geometry(), &mut self.device.pool);
-        let piece = Piece::of_chunk(grant, target, chunk, buffer, geometry, pool);
+        let mut piece = Piece::of_chunk(grant, target, chunk, buffer, geometry, pool);
+        piece.write_stream = operation.write_stream();
         cache.counters.bounced_bytes.add(piece.memory.bounced_bytes() as u64);
         self.device.start(piece)
     }

@@ -31,6 +31,10 @@ pub struct Geometry {
     pub optimal_io_bytes: Option<u64>,
     /// Smallest unit that it discards; none where it discards nothing.
     pub discard_granularity_bytes: Option<u64>,
+    /// Write streams of the block device: reclaim unit handles of NVMe FDP. None of a file, or before Linux 6.16.
+    pub write_streams: Option<u8>,
+    /// Bytes of its reclaim units, if it has write streams.
+    pub write_stream_bytes: Option<u64>,
     /// Transfers that the drives below take at a time.
     pub queue_depth: usize,
 }
@@ -78,6 +82,8 @@ impl Geometry {
         };
         let optimal =
             ask(block_device::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
+        // Never found out by trying: older kernels ignore the stream of a write.
+        let streams = is_device.then(|| queue("max_write_streams")).flatten();
         Ok(Self {
             direct,
             memory_alignment_bytes,
@@ -88,6 +94,10 @@ impl Geometry {
             discard_granularity_bytes: queue("discard_max_bytes")
                 .filter(|most| *most > 0)
                 .and_then(|_| queue("discard_granularity")),
+            write_streams: streams.map(|count| count.min(u8::MAX.into()) as u8),
+            write_stream_bytes: streams
+                .filter(|count| *count > 0)
+                .and_then(|_| queue("write_stream_granularity")),
             queue_depth: queue_depth(&directory),
         })
     }

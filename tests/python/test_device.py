@@ -108,6 +108,22 @@ def test_the_index_in_a_directory(open_store: Callable[..., Client], tmp_path: P
         open_store()
 
 
+# --- write streams ---
+
+
+def test_a_drive_without_write_streams_is_said_once(
+    open_store: Callable[..., Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = open_store(write_streams="namespace")
+    client.store(CHUNKS)
+    path = client.connector.stats()["paths"][0]
+    assert path["write_streams"] == []
+    assert path["geometry"]["write_streams"] in (None, 0), "loop devices have none"
+    told = [one.message for one in caplog.records if "has no effect" in one.message]
+    (line,) = told
+    assert line.startswith(path["path"])
+
+
 # --- discard ---
 
 

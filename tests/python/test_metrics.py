@@ -27,7 +27,10 @@ from tests.python.conftest import (
 )
 from tests.support.pages import fetched
 
-LABELS = {"store", "path", "op", "phase", "result", "reason", "capacity", "namespace", "outcome"}
+LABELS = {
+    *("store", "path", "op", "phase", "result", "reason", "capacity", "namespace", "outcome"),
+    *("stream", "content"),
+}
 
 
 def scraped() -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -120,6 +123,22 @@ def test_failures_add_up_by_the_codes_of_their_callers(
     )
     failed = value("kvring_stores_total", store_directory, result="failed")
     assert failed == sum(counted.values()) == len(codes)
+
+
+def test_write_streams_are_told(
+    open_client: Callable[..., Client], store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # File systems ignore them, so that none is needed here but in the eyes of kvring.
+    monkeypatch.setenv("KVRING_TUNING", json.dumps({"write_streams": 4}))
+    client = open_client(write_streams="lifetime")
+    if not client.connector.stats()["engine"].startswith("io_uring"):
+        pytest.skip("threads tell a drive of no streams")
+    client.store({make_key(number): pattern(10_000, 1) for number in range(3)})
+    labels = {"path": str(store_directory), "stream": "2", "content": "first_time"}
+    name = "kvring_stream_written_bytes_total"
+    assert value(name, store_directory, **labels) == 3 * 12_288, "in whole blocks"
+    labels |= {"stream": "3", "content": "returned"}
+    assert value(name, store_directory, **labels) == 0
 
 
 def test_histograms_are_histograms(client: Client, store_directory: Path) -> None:

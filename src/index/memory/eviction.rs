@@ -182,6 +182,20 @@ impl<S> Index<S> {
         false
     }
 
+    /// Whether this is the key of a chunk that was evicted or not admitted, and is remembered.
+    pub(crate) fn is_remembered(&self, digest: Digest) -> bool {
+        self.shard(digest).1.ghosts.get(digest).is_some()
+    }
+
+    /// Fingerprints of the `count` largest namespaces, by what `weight` makes of fingerprint and bytes.
+    pub(crate) fn largest_namespaces(
+        &self,
+        count: usize,
+        weight: impl Fn(u64, u64) -> u64,
+    ) -> Vec<u64> {
+        self.eviction_index.lock().largest_namespaces(count, weight)
+    }
+
     /// A SET is not going to write: the chunk stored under its key is outdated, so it goes.
     pub(crate) fn drop_outdated(&self, digest: Digest) -> Option<Extent> {
         self.take_out_stored(&mut self.shard(digest).1, digest)

@@ -9,7 +9,6 @@ use super::data_file::DataFiles;
 use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::base::sync::Mutex;
 use crate::base::sync::atomic::{AtomicBool, Ordering};
-use crate::base::system::block_device;
 use crate::store::RecordsAreCleared;
 use crate::store::allocator::Allocator;
 use crate::store::device::BlockDevice;
@@ -59,7 +58,8 @@ impl Discards {
         for run in runs.iter().filter(|_| are_cleared) {
             let (_, offset) = file.locate(run.first_block);
             debug_assert!(offset.is_multiple_of(BLOCK_BYTES));
-            if let Err(error) = block_device::discard(&self.device.file, offset, run.size_bytes())
+            let range = offset..offset + run.size_bytes();
+            if let Err(error) = self.device.files.discard(&self.device.file, range)
                 && !self.is_refused.swap(true, Ordering::Relaxed)
             {
                 let path = self.device.path.display();

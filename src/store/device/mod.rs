@@ -22,7 +22,6 @@ use super::Geometry;
 use crate::base::block::{BLOCK_BYTES, MIB};
 use crate::base::buffer::AlignedBlock;
 use crate::base::sync::Mutex;
-use crate::base::system::block_device;
 use crate::base::system::fork::ClosedOnFork;
 use crate::config::{Config, Discard, MIN_CAPACITY_BYTES};
 use crate::engine::FileOperations;
@@ -190,7 +189,7 @@ impl BlockDevice {
 
     /// Zeros its head and tail, and discards all of it before if it `discards`.
     fn clear(&self, discards: bool) -> io::Result<()> {
-        if discards && let Err(error) = block_device::discard(&self.file, 0, self.size_bytes) {
+        if discards && let Err(error) = self.files.discard(&self.file, 0..self.size_bytes) {
             log::info!("{} is not discarded: {error}", self.path.display());
         }
         self.write_zeros(0, HEAD_BYTES)?;

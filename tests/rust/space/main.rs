@@ -13,3 +13,4 @@ mod namespaces;
 mod path_limits;
 mod upkeep;
 mod waiting_sets;
+mod write_streams;

@@ -1,0 +1,1 @@
+"""What write streams bring inside a drive, by a model of one."""
