@@ -8,10 +8,17 @@ from rich.text import Text
 
 from kvring import ConfigError
 from kvring._native import size_bytes
-from kvring.cli.doctor.drive import drives_below, drives_of_mount, look_at_drive
+from kvring.cli.doctor.data_placement import look_at_placement
+from kvring.cli.doctor.drive import device_below, drives_below, drives_of_mount, look_at_drive
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.doctor.left_memory import look_at_left_memory
-from kvring.cli.doctor.place import existing_part, look_at_disk, look_at_path, try_a_store
+from kvring.cli.doctor.place import (
+    existing_part,
+    file_system_of,
+    look_at_disk,
+    look_at_path,
+    try_a_store,
+)
 from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
 from kvring.cli.failure import WrongArguments
@@ -69,8 +76,12 @@ def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
             findings += look_at_drive(drive, is_bare=False)
         return findings
     findings += look_at_path(path, capacity_bytes)
-    for drive in drives_below(existing_part(path)):
+    there = existing_part(path)
+    device = device_below(there)
+    file_system = None if there.is_block_device() else file_system_of(there)
+    for drive in drives_below(there):
         findings += look_at_drive(drive, is_bare=path.is_block_device())
+        findings += look_at_placement(device or drive, drive, file_system)
     if not any(one.level == Level.ERROR for one in findings):
         findings += try_a_store(path)
     return findings

@@ -17,7 +17,7 @@ from kvring.cli.users import as_user
 from kvring.mounts import Mount, mount_of
 from kvring.owner_requests import ask
 
-__all__ = ["existing_part", "look_at_disk", "look_at_path", "try_a_store"]
+__all__ = ["existing_part", "file_system_of", "look_at_disk", "look_at_path", "try_a_store"]
 
 _TRIAL_KEY = "kvring-doctor@00000000@0@00"
 
@@ -32,6 +32,12 @@ def existing_part(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
+
+
+def file_system_of(there: Path) -> str:
+    """Return the kind of file system that a directory is on."""
+    mount = mount_of(there)
+    return "the file system" if mount is None else mount.file_system
 
 
 def look_at_disk(path: Path) -> Iterator[Finding]:
