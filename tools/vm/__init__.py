@@ -1,0 +1,1 @@
+"""Virtual machines with drives and kernels that this machine lacks."""
