@@ -71,6 +71,7 @@ class StoreOptions(TypedDict, total=False):
     write_budget: _Size
     min_free: _Size
     discard: Literal["never", "format", "free"]
+    write_streams: Literal["off", "lifetime", "namespace"]
     io_threads: int | Literal["auto"]
     set_queue_bytes: _Size
     metrics_port: int | Literal["off"]
