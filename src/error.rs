@@ -20,6 +20,10 @@ pub enum ConfigError {
     #[error("option '{name}' = {value} is not valid: {reason}; it takes {range}")]
     Invalid { name: &'static str, value: String, reason: String, range: String },
     #[error(
+        "option '{name}' of an open store stays what it is: close it, and open it with another one; these can be changed: {known}"
+    )]
+    Unchangeable { name: String, known: String },
+    #[error(
         "required and not given: {}; for example \"path\": \"/mnt/nvme/kvring\", \"capacity\": \"500GiB\"",
         quoted(names)
     )]

@@ -66,8 +66,8 @@ pub use config::{
     MIN_CAPACITY_BYTES, OPTIONS, OptionSpec, OptionValue, WriteStreams, size_bytes,
 };
 pub use connector::{
-    ChunkSum, Connector, OpenForecast, Removal, Shutdown, SubmitError, check_places, forecast_open,
-    format_device,
+    ChunkSum, Connector, LimitError, OpenForecast, Removal, Shutdown, StoreLimits, SubmitError,
+    check_places, forecast_open, format_device,
 };
 pub use engine::{EngineError, MemoryError, MemoryHandle, Refusal};
 pub use error::{ConfigError, OpenError};

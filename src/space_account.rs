@@ -13,7 +13,7 @@ const AUTO_FREE_MOST_BYTES: u64 = 10 << 30;
 /// Capacity of a store and what of it is taken.
 #[derive(Debug)]
 pub(crate) struct SpaceAccount {
-    pub(crate) capacity_bytes: u64,
+    capacity_bytes: AtomicU64,
     used_bytes: AtomicU64,
     floor: Option<(Arc<Directory>, Option<u64>)>,
 }
@@ -21,6 +21,7 @@ pub(crate) struct SpaceAccount {
 impl SpaceAccount {
     /// An account of `capacity_bytes`, nothing of it used.
     pub(crate) fn new(capacity_bytes: u64) -> Self {
+        let capacity_bytes = AtomicU64::new(capacity_bytes);
         Self { capacity_bytes, used_bytes: AtomicU64::new(0), floor: None }
     }
 
@@ -33,13 +34,26 @@ impl SpaceAccount {
         Self { floor: Some((Arc::clone(directory), min_free_bytes)), ..self }
     }
 
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.load(Ordering::Acquire)
+    }
+
+    /// From here on nothing grows beyond `capacity_bytes`; what is taken beyond it stays taken until it is released.
+    pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
+        self.capacity_bytes.store(capacity_bytes, Ordering::Release);
+    }
+
+    pub(crate) fn is_over_capacity(&self) -> bool {
+        self.used_bytes() > self.capacity_bytes()
+    }
+
     /// Bytes reserved so far: what the files take on disk or are about to.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Acquire)
     }
 
     pub(crate) fn left_bytes(&self) -> u64 {
-        self.capacity_bytes.saturating_sub(self.used_bytes())
+        self.capacity_bytes().saturating_sub(self.used_bytes())
     }
 
     /// What the file system has free above the floor, for files to grow by; `u64::MAX` where it does not tell, or there is no
@@ -79,7 +93,7 @@ impl SpaceAccount {
         self.used_bytes
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
                 let after = used.checked_add(bytes)?;
-                (after.checked_add(spare_bytes)? <= self.capacity_bytes).then_some(after)
+                (after.checked_add(spare_bytes)? <= self.capacity_bytes()).then_some(after)
             })
             .is_ok()
     }
@@ -106,7 +120,7 @@ impl SpaceAccount {
 
     /// The error of one who finds no room for `needed_bytes` within it.
     pub(crate) fn full(&self, needed_bytes: u64) -> StoreError {
-        StoreError::Full { needed_bytes, capacity_bytes: self.capacity_bytes }
+        StoreError::Full { needed_bytes, capacity_bytes: self.capacity_bytes() }
     }
 
     pub(crate) fn release(&self, bytes: u64) {

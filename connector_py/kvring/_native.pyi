@@ -1,7 +1,7 @@
 """The native part of kvring."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -503,6 +503,42 @@ class Connector:
             ClosedError: close() was called.
             SubmitError: The index of a path takes no change, and nothing is removed; or it did
                 not take all of it, and a restart may bring keys back.
+        """
+
+    def change_limits(
+        self,
+        *,
+        capacity: _Capacities | None = None,
+        ttl: float | str | None = None,
+        quotas: Mapping[str, int | str] | None = None,
+    ) -> None:
+        """Change limits of the open store; what is not given stays.
+
+        What no longer fits is evicted in the background, but for what is pinned, leased, read or
+        being written; `used_bytes` in `stats()` tells how far that is. The next open has the limits
+        that it is given.
+
+        Args:
+            capacity: Bytes, or a size such as "500GiB"; of each path if there are several, in the
+                proportion that they have.
+            ttl: Seconds, or a string such as "7d"; "off" for none. What is stored has it too.
+            quotas: Bytes, or sizes, of the namespaces that change; "none" takes a quota away.
+
+        Raises:
+            ClosedError: close() was called.
+            ConfigError: Nothing has changed, as a value does not fit: a block device, another
+                proportion of capacities, too little for the index or for what is pinned, or more
+                than the file system has.
+        """
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits as they are now.
+
+        Returns:
+            `capacity_bytes` by path in use, `ttl_s` or None, `quota_bytes` by namespace.
+
+        Raises:
+            ClosedError: close() was called.
         """
 
     def expire(self) -> int:

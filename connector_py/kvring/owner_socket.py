@@ -170,11 +170,31 @@ class OwnerSocket:
         store = self._open_store()
         if request["ask"] == "purge":
             return store.purge(request["namespace"])
+        if request["ask"] == "resize":
+            _resize(store, request["capacities"])
+            return store.limits()
         if request["ask"] == "epoch":
             store.set_epoch(request["name"])
             return request["name"]
         message = f"kvring {__version__} does not know the request {request['ask']!r}"
         raise ValueError(message)
+
+
+def _resize(store: Connector, capacities: list[list[int]]) -> None:
+    """Give the store other capacities: device, inode and bytes of each directory.
+
+    Its paths may have other names where it was asked: in a container, say.
+    """
+    given = {(device, inode): size_bytes for device, inode, size_bytes in capacities}
+    ordered = []
+    for one in store.stats()["paths"]:
+        found = Path(one["path"]).stat()
+        size_bytes = given.get((found.st_dev, found.st_ino))
+        if size_bytes is None:
+            message = f"{one['path']} is a path of the store too: name all of them"
+            raise LookupError(message)
+        ordered.append(size_bytes)
+    store.change_limits(capacity=ordered)
 
 
 def _reply(connection: socket.socket, answer: Callable[[], Any]) -> None:

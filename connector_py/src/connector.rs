@@ -3,17 +3,17 @@
 use std::mem;
 use std::time::Duration;
 
-use kvring::{Completion, OpenError, Variant};
+use kvring::{Completion, OpenError, StoreLimits, Variant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffers::{Use, export_all, with_variants};
 use crate::dicts::dict_of;
-use crate::errors::{ConfigError, code_of, duration_of, from_open, from_submit};
+use crate::errors::{ConfigError, code_of, duration_of, from_limits, from_open, from_submit};
 use crate::keys::Keys;
 use crate::logging::hand_over;
 use crate::memory::{RegisteredMemory, register};
-use crate::options::config_from;
+use crate::options::{config_from, option_value};
 use crate::status::{counters_dict, recovery_dict, stats_dict, usage_dict};
 
 type Answer = (u64, bool, String, Vec<bool>);
@@ -237,6 +237,40 @@ impl Connector {
         Ok(dict_of!(py, purged: keys bytes pinned))
     }
 
+    /// Change limits of the open store: capacity, ttl, quotas.
+    #[pyo3(signature = (*, capacity = None, ttl = None, quotas = None))]
+    fn change_limits(
+        &self,
+        py: Python<'_>,
+        capacity: Option<&Bound<'_, PyAny>>,
+        ttl: Option<&Bound<'_, PyAny>>,
+        quotas: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let given = [("capacity", capacity), ("ttl", ttl), ("quotas", quotas)].into_iter();
+        let given = given.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let options: Vec<_> =
+            given.map(|(name, value)| Ok((name, option_value(value)?))).collect::<PyResult<_>>()?;
+        let changed = py.detach(|| self.core.change_limits(options)).map_err(from_limits);
+        hand_over(py);
+        changed
+    }
+
+    /// The limits as they are now.
+    fn limits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let limits = py.detach(|| self.core.limits()).map_err(from_submit)?;
+        let StoreLimits { capacities, ttl, quotas } = limits;
+        let dict = PyDict::new(py);
+        let (by_path, by_name) = (PyDict::new(py), PyDict::new(py));
+        capacities
+            .iter()
+            .try_for_each(|(path, bytes)| by_path.set_item(path.as_os_str(), bytes))?;
+        quotas.iter().try_for_each(|(name, bytes)| by_name.set_item(name, bytes))?;
+        dict.set_item("capacity_bytes", by_path)?;
+        dict.set_item("ttl_s", ttl.map(|ttl| ttl.as_secs_f64()))?;
+        dict.set_item("quota_bytes", by_name)?;
+        Ok(dict)
+    }
+
     /// Take out what has expired, now.
     fn expire(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| self.core.expire()).map_err(from_submit)
@@ -260,18 +294,14 @@ impl Connector {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let config = self.core.config();
-        let state = if self.core.is_closed() {
-            "closed".to_owned()
+        let (capacity_bytes, state) = if self.core.is_closed() {
+            (config.capacity_bytes(), "closed".to_owned())
         } else {
             let stats = py.detach(|| self.core.stats());
-            format!("{} keys, {} bytes", stats.keys, stats.stored_bytes)
+            (stats.capacity_bytes, format!("{} keys, {} bytes", stats.keys, stats.stored_bytes))
         };
         let paths: Vec<_> = config.paths.iter().map(|path| format!("{path:?}")).collect();
-        format!(
-            "kvring.Connector(path={}, capacity={}): {state}",
-            paths.join(", "),
-            config.capacity_bytes()
-        )
+        format!("kvring.Connector(path={}, capacity={capacity_bytes}): {state}", paths.join(", "))
     }
 }
 

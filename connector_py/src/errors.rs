@@ -108,6 +108,14 @@ pub(crate) fn from_submit(error: kvring::SubmitError) -> PyErr {
     }
 }
 
+/// The Python exception for limits that stay what they are.
+pub(crate) fn from_limits(error: kvring::LimitError) -> PyErr {
+    match error {
+        kvring::LimitError::Submit(error) => from_submit(error),
+        other => ConfigError::new_err(other.to_string()),
+    }
+}
+
 /// A batch refused for its key or buffer `position`, because of another exception if there is one.
 pub(crate) fn refused(position: usize, message: String, cause: Option<PyErr>) -> PyErr {
     let error = SubmitError::new_err(message);

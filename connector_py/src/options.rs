@@ -13,7 +13,7 @@ use crate::errors::{self, from_open};
 
 /// A value as the core takes it. Paths (`os.PathLike`) become strings; what no option takes becomes its own text, so that
 /// the core refuses it by name, with what the option does take.
-fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
+pub(crate) fn option_value(value: &Bound<'_, PyAny>) -> PyResult<OptionValue> {
     let other = || Ok(OptionValue::Other(value.repr()?.to_string_lossy().into_owned()));
     // bool before int: it is a subclass of it.
     if let Ok(boolean) = value.cast::<PyBool>() {

@@ -92,7 +92,7 @@ impl Claim {
         }
         let changes = cache.writes.changes();
         let is_too_much =
-            cache.writes.is_too_much(self.length_bytes(), cache.config.capacity_bytes());
+            cache.writes.is_too_much(self.length_bytes(), cache.index.capacity_bytes());
         if let Some(room) = behind.or_else(|| is_too_much.then_some(None)) {
             return BeginOutcome::AwaitingRoom { changes, room };
         }
@@ -116,7 +116,9 @@ impl Claim {
             },
             StoreError::IndexUnreadable { .. } => false,
             _ => {
-                let may_come = cache.writes.are_there() || cache.writes.changes() != changes;
+                let may_come = cache.writes.are_there()
+                    || cache.writes.changes() != changes
+                    || cache.is_fitting();
                 may_come
                     && !cache.config.never_evicts
                     && cache.store.fill().total_bytes >= self.length_bytes()

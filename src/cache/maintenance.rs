@@ -12,7 +12,7 @@ use super::threads::CacheThread;
 use crate::base::block::Extent;
 use crate::base::sync::atomic::Ordering;
 use crate::base::time::Patience;
-use crate::config::{Config, Discard};
+use crate::config::Discard;
 
 /// Expired chunks are looked for so many times within `ttl`, within these bounds.
 const SWEEPS_PER_TTL: u32 = 20;
@@ -33,37 +33,39 @@ const FORGETS: u32 = 64;
 
 const SLICE: Duration = Duration::from_micros(200);
 
-/// Pauses before expired chunks are looked for, uses are written, and freed extents are discarded; none before what is never due.
-fn pauses(config: &Config) -> [Option<Duration>; 3] {
-    let sweep_pause =
-        config.ttl.map(|ttl| (ttl / SWEEPS_PER_TTL).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
-    let uses_pause = sweep_pause.map_or(LONGEST_BEHIND, |pause| pause.min(LONGEST_BEHIND));
-    let discard_pause = (config.discard == Discard::Free).then_some(DISCARD_PAUSE);
-    [sweep_pause, Some(uses_pause), discard_pause]
+/// Pauses before expired chunks are looked for, and uses are written. Without `ttl` nothing is to be found.
+fn pauses(ttl: Option<Duration>) -> [Duration; 2] {
+    let sweep_pause = ttl.map_or(LONGEST_PAUSE, |ttl| ttl / SWEEPS_PER_TTL);
+    let sweep_pause = sweep_pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+    [sweep_pause, sweep_pause.min(LONGEST_BEHIND)]
 }
 
 /// Work that is due again and again after a pause.
 struct Timer<'cache> {
-    due: Instant,
-    pause: Duration,
+    last: Instant,
+    /// As it is now: `ttl` may be another one.
+    pause: Box<dyn Fn() -> Duration + 'cache>,
     work: Box<dyn FnMut() + 'cache>,
 }
 
 impl<'cache> Timer<'cache> {
-    fn new(pause: Duration, work: Box<dyn FnMut() + 'cache>) -> Self {
-        Self { due: Instant::now() + pause, pause, work }
+    fn new(pause: impl Fn() -> Duration + 'cache, work: impl FnMut() + 'cache) -> Self {
+        Self { last: Instant::now(), pause: Box::new(pause), work: Box::new(work) }
+    }
+
+    fn due(&self) -> Instant {
+        self.last + (self.pause)()
     }
 
     fn work_if_due(&mut self) {
-        if Instant::now() >= self.due {
+        if Instant::now() >= self.due() {
             (self.work)();
-            self.due = Instant::now() + self.pause;
+            self.last = Instant::now();
         }
     }
 }
 
 fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
-    let [sweep_pause, uses_pause, discard_pause] = pauses(&cache.config);
     let mut uses_ticket = 0;
     let write_uses = move || {
         // One round at a time, however long the file system takes.
@@ -82,18 +84,22 @@ fn keep(cache: &Cache, tell: &dyn Fn(FilesChange)) {
         }
         cache.look_for_files(tell);
     };
-    let all: [(_, Box<dyn FnMut()>); 4] = [
-        (Some(LOOK_PAUSE), Box::new(look)),
-        (sweep_pause, Box::new(|| _ = cache.expire(true))),
-        (uses_pause, Box::new(write_uses)),
-        (discard_pause, Box::new(|| cache.discard_freed())),
+    let pauses = || pauses(cache.index.ttl());
+    let mut timers = vec![
+        Timer::new(|| LOOK_PAUSE, look),
+        Timer::new(|| pauses()[0], || _ = cache.expire(true)),
+        Timer::new(|| pauses()[1], write_uses),
     ];
-    let timers = all.into_iter().filter_map(|(pause, work)| Some(Timer::new(pause?, work)));
-    let mut timers: Vec<_> = timers.collect();
+    if cache.config.discard == Discard::Free {
+        timers.push(Timer::new(|| DISCARD_PAUSE, || cache.discard_freed()));
+    }
     loop {
         cache.index.changes.announce();
-        if !cache.maintenance.wait(timers.iter().map(|timer| timer.due).min()) {
+        if !cache.maintenance.wait(timers.iter().map(Timer::due).min()) {
             return;
+        }
+        if cache.is_fitting() || cache.index.is_over_capacity() {
+            cache.fit_limits();
         }
         cache.evict_ahead(|_, _| ());
         timers.iter_mut().for_each(Timer::work_if_due);
@@ -213,28 +219,26 @@ mod tests {
 
     #[test]
     fn what_lives_shortly_is_looked_for_often_within_bounds() {
-        let pauses_s = |ttl_s: Option<u64>, discard| {
-            let mut config = Config::new("/store", 1 << 30).unwrap();
-            (config.ttl, config.discard) = (ttl_s.map(Duration::from_secs), discard);
-            pauses(&config).map(|pause| pause.map(|pause| pause.as_secs_f64()))
+        let pauses_s = |ttl_s: Option<u64>| {
+            pauses(ttl_s.map(Duration::from_secs)).map(|pause| pause.as_secs_f64())
         };
-        assert_eq!(pauses_s(None, Discard::Never), [None, Some(5.0), None]);
-        assert_eq!(pauses_s(Some(1), Discard::Free), [Some(1.0), Some(1.0), Some(0.2)]);
-        assert_eq!(pauses_s(Some(50), Discard::Never), [Some(2.5), Some(2.5), None]);
-        assert_eq!(pauses_s(Some(200), Discard::Never), [Some(10.0), Some(5.0), None]);
-        assert_eq!(pauses_s(Some(86_400), Discard::Never), [Some(60.0), Some(5.0), None]);
+        assert_eq!(pauses_s(None), [60.0, 5.0]);
+        assert_eq!(pauses_s(Some(1)), [1.0, 1.0]);
+        assert_eq!(pauses_s(Some(50)), [2.5, 2.5]);
+        assert_eq!(pauses_s(Some(200)), [10.0, 5.0]);
+        assert_eq!(pauses_s(Some(86_400)), [60.0, 5.0]);
     }
 
     #[test]
     fn work_is_done_when_it_is_due_and_then_after_its_pause() {
         let (count, pause) = (Cell::new(0), Duration::from_secs(3600));
-        let mut timer = Timer::new(pause, Box::new(|| count.set(count.get() + 1)));
+        let mut timer = Timer::new(|| pause, || count.set(count.get() + 1));
         timer.work_if_due();
         assert_eq!(count.get(), 0);
-        timer.due = Instant::now();
+        timer.last -= pause;
         timer.work_if_due();
         timer.work_if_due();
         assert_eq!(count.get(), 1);
-        assert!(timer.due > Instant::now() + pause / 2);
+        assert!(timer.due() > Instant::now() + pause / 2);
     }
 }

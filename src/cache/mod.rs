@@ -6,6 +6,7 @@
 
 mod admission;
 mod background_signal;
+mod capacity;
 mod claim;
 mod directory_watch;
 mod flush;
@@ -95,6 +96,10 @@ pub(crate) struct Cache {
     pub(crate) open_store: OpenStore,
     /// Space is short.
     maintenance: BackgroundSignal<()>,
+    /// The capacity, or a quota, is another one, and nothing was done about that yet.
+    are_limits_new: AtomicBool,
+    /// Until what lies beyond the capacity was evicted once. SETs that find no room meanwhile wait.
+    is_fitting: AtomicBool,
     /// By the clock that only goes forward.
     opened_s: u32,
     /// Blocks of about the longest chunk of late.
@@ -130,6 +135,8 @@ impl Cache {
         let drive_streams = config.tuning.write_streams.or(store.geometry().write_streams);
         Self {
             maintenance: BackgroundSignal::default(),
+            are_limits_new: AtomicBool::new(false),
+            is_fitting: AtomicBool::new(false),
             opened_s: config.clock.passed_s(),
             typical_blocks: AtomicU32::new(1),
             growth: BackgroundSignal::default(),
@@ -209,7 +216,7 @@ impl Cache {
 
     /// Bounds of leases and pins follow what chunks can really have.
     pub(crate) fn note_usable(&self) {
-        let (fill, capacity_bytes) = (self.store.fill(), self.config.capacity_bytes());
+        let (fill, capacity_bytes) = (self.store.fill(), self.index.capacity_bytes());
         let usable_bytes = if fill.was_refused { fill.total_bytes } else { capacity_bytes };
         self.index.set_usable_bytes(usable_bytes);
     }
@@ -295,6 +302,7 @@ pub(crate) struct LogLimits {
     pub(crate) syncs: LogLimit,
     pub(crate) flushes: LogLimit,
     pub(super) index_full: LogLimit,
+    pub(super) shrinks: LogLimit,
     /// All chunks of a model are equally long.
     pub(crate) too_long: LogLimit,
     other_variants: LogLimit,
@@ -312,6 +320,9 @@ impl Default for LogLimits {
             retries: LogLimit::new(Warn, "writes failed and were tried again"),
             syncs: LogLimit::new(Error, "chunks could not be made durable"),
             flushes: LogLimit::new(Error, "flushes failed"),
+            shrinks: LogLimit::of_lasting(
+                "times space beyond the capacity could not be given back",
+            ),
             index_full: LogLimit::of_lasting("chunks went for the records of others"),
             too_long: LogLimit::of_lasting("chunks were too long to be stored"),
             other_variants: LogLimit::of_lasting(
@@ -322,9 +333,20 @@ impl Default for LogLimits {
 }
 
 impl LogLimits {
-    pub(super) fn all(&self) -> [&LogLimit; 9] {
+    pub(super) fn all(&self) -> [&LogLimit; 10] {
         let Self { reads, mismatches, writes, retries, syncs, flushes, .. } = self;
-        let Self { index_full, too_long, other_variants, .. } = self;
-        [reads, mismatches, writes, retries, syncs, flushes, index_full, too_long, other_variants]
+        let Self { index_full, shrinks, too_long, other_variants, .. } = self;
+        [
+            reads,
+            mismatches,
+            writes,
+            retries,
+            syncs,
+            flushes,
+            index_full,
+            shrinks,
+            too_long,
+            other_variants,
+        ]
     }
 }

@@ -29,7 +29,7 @@ impl Cache {
         begin: impl FnOnce(),
         making: &mut Option<Box<RoomMaking>>,
     ) -> Result<Option<QuotaShare>, StoreError> {
-        if self.config.quotas.is_empty() {
+        if !self.index.quotas.are_there() {
             return Ok(Some(QuotaShare(None)));
         }
         let mut eviction_index = self.index.eviction_index.lock();
@@ -78,7 +78,7 @@ impl Cache {
                 let now_s = path.index.now_s();
                 let of_pool = path.index.eviction_index.lock().blocks_of(pool, now_s)?;
                 evictable_at_all += of_pool.evictable;
-                let fullness = of_pool.taken as f64 / path.config.capacity_bytes() as f64;
+                let fullness = of_pool.taken as f64 / path.index.capacity_bytes() as f64;
                 if of_pool.evictable > 0 && fullest.is_none_or(|(most, _)| fullness > most) {
                     fullest = Some((fullness, path));
                 }

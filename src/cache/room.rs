@@ -204,16 +204,13 @@ impl Cache {
         });
     }
 
-    /// Evicts chunks until a store that was opened with a smaller capacity than before is within it.
-    pub(crate) fn fit_capacity(&self) {
+    /// Evicts chunks in their order until those that are left fit the capacity, as far as they can go.
+    pub(crate) fn evict_beyond_capacity(&self) {
         let is_over = || {
             let fill = self.store.fill();
             fill.allocated_bytes > fill.total_bytes
         };
-        if is_over() {
-            while is_over() && self.evict_coldest().is_some() {}
-            self.store.drain_removals();
-        }
+        while is_over() && self.evict_coldest().is_some() {}
     }
 
     /// Evicts the coldest chunk, if it can go, and says whether it did. None if there is none.
@@ -277,9 +274,9 @@ impl Cache {
                 cache.wake_reactors();
             }
         };
-        match self.config.quotas.is_empty() {
-            true => note(self),
-            false => self.all_paths().iter().for_each(|path| note(path)),
+        match self.index.quotas.are_there() {
+            false => note(self),
+            true => self.all_paths().iter().for_each(|path| note(path)),
         }
     }
 

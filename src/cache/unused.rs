@@ -19,7 +19,7 @@ impl Cache {
         let age_s = self.age_s();
         let written_bytes = counters.written_bytes.get();
         let is_unused = age_s >= LEAST_AGE_S
-            && written_bytes >= MUCH_BYTES.min(self.config.capacity_bytes() / SHARE)
+            && written_bytes >= MUCH_BYTES.min(self.index.capacity_bytes() / SHARE)
             && counters.exists_hits.get() + counters.get_hits.get() == 0;
         is_unused.then(|| {
             format!(

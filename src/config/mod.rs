@@ -11,6 +11,7 @@ use std::time::Duration;
 pub use choices::{
     Admission, Checksum, Discard, Durability, EngineChoice, Eviction, Layout, WriteStreams,
 };
+pub(crate) use options::LimitChanges;
 pub use options::{OPTIONS, OptionSpec};
 pub use values::{OptionValue, size_bytes};
 

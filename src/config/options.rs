@@ -97,6 +97,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "a port of 127.0.0.1 on which the process serves /metrics for Prometheus, /healthz, and a page at /; stores of a process may share one"),
 ];
 
+/// Options of an open store that can be changed.
+const CHANGEABLE: [&str; 3] = ["capacity", "ttl", "quotas"];
+
 impl OptionSpec {
     fn named(name: &str) -> Option<&'static Self> {
         OPTIONS.iter().find(|spec| spec.name == name)
@@ -136,6 +139,61 @@ impl Config {
             return Err(ConfigError::Capacities { paths, capacities });
         }
         Ok(config)
+    }
+}
+
+/// What is to be another one in an open store; what is `None`, or not named, stays.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LimitChanges {
+    /// One for all paths, or one for each.
+    pub(crate) capacities_bytes: Option<Vec<u64>>,
+    pub(crate) ttl: Option<Option<Duration>>,
+    /// `None` takes the quota of a namespace away.
+    pub(crate) quotas: Vec<(String, Option<u64>)>,
+}
+
+impl LimitChanges {
+    /// Reads options by name. Of `quotas` those that are named change, and go with 'none'.
+    ///
+    /// # Errors
+    /// `ConfigError` for a name that cannot be changed, or a value that does not fit.
+    pub(crate) fn from_options(
+        options: impl IntoIterator<Item = (String, OptionValue)>,
+    ) -> Result<Self, ConfigError> {
+        let mut changes = Self::default();
+        for (name, value) in options {
+            let Some(&name) = CHANGEABLE.iter().find(|known| **known == name) else {
+                let known = CHANGEABLE.join(", ");
+                return Err(ConfigError::Unchangeable { name, known });
+            };
+            // The option itself reads what it reads at an open.
+            let mut read = Config::defaults();
+            let set = |value: &OptionValue, read: &mut Config| {
+                OptionSpec::named(name).map_or(Ok(()), |spec| (spec.set)(read, value))
+            };
+            let outcome = match (name, &value) {
+                ("quotas", OptionValue::Map(values)) => values.iter().try_for_each(|one| {
+                    let quota = match one {
+                        (_, OptionValue::Text(text)) if text == "none" => None,
+                        one => {
+                            set(&OptionValue::Map(vec![one.clone()]), &mut read)?;
+                            read.quotas.first().map(|(_, bytes)| *bytes)
+                        }
+                    };
+                    changes.quotas.push((one.0.clone(), quota));
+                    Ok(())
+                }),
+                ("quotas", _) => Err("it is no mapping of names to sizes or 'none'".to_owned()),
+                _ => set(&value, &mut read),
+            };
+            outcome.map_err(|reason| ConfigError::unfitting(name, value.to_string(), reason))?;
+            match name {
+                "capacity" => changes.capacities_bytes = Some(read.capacities_bytes),
+                "ttl" => changes.ttl = Some(read.ttl),
+                _ => {}
+            }
+        }
+        Ok(changes)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::space_account::SpaceAccount;
 use crate::store::chunk_files::evicted_by_open;
 use crate::store::data_files::{blocks_left_by_open, device_blocks, parts};
 use crate::store::device::{is_device, superblock_copies};
+use crate::store::file_uses;
 
 /// Some chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,7 +87,8 @@ pub fn forecast_open(config: &Config) -> Result<Vec<OpenForecast>, OpenError> {
     let numbers = 0..config.paths.len();
     let all: Vec<Found> =
         numbers.map(|number| Found::look(config, number)).collect::<Result<_, _>>()?;
-    let placement = Placement::new(all.iter().map(|found| (found.id, found.space.capacity_bytes)));
+    let placement =
+        Placement::new(all.iter().map(|found| (found.id, found.space.capacity_bytes())));
     let newest = newest_of(all.iter().map(|found| found.sharing));
     let live = VolumeSet::first(all.len());
     let forecast = |(number, found): (usize, Found)| {
@@ -148,8 +150,9 @@ impl Found {
         let io_error = |error| OpenError::io("read", &forecast.path)(error);
         let blocks = match (&directory, layout) {
             (Some(directory), Some(Layout::Extents)) => {
-                let mean_use = || mean_use_by_file(&chunks);
-                Some(blocks_left_by_open(directory, &space, mean_use).map_err(io_error)?)
+                let file_uses =
+                    || file_uses(chunks.iter().map(|chunk| (chunk.extent, chunk.used_ms)));
+                Some(blocks_left_by_open(directory, &space, file_uses).map_err(io_error)?)
             }
             (None, _) => Some(blocks_of_device(&forecast.path, &store, &space)?),
             _ => None,
@@ -221,15 +224,6 @@ fn read_chunks(store: &mut StoredChunks) -> Result<Vec<Chunk>, OpenError> {
         })
     };
     store.map(chunk).collect()
-}
-
-fn mean_use_by_file(chunks: &[Chunk]) -> HashMap<u32, u64> {
-    let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
-    for chunk in chunks {
-        let sum = sums.entry(chunk.extent.file).or_default();
-        *sum = (sum.0 + u128::from(chunk.used_ms), sum.1 + 1);
-    }
-    sums.into_iter().map(|(file, (sum, count))| (file, (sum / count) as u64)).collect()
 }
 
 /// Blocks of each part of a device that an open leaves to chunks.

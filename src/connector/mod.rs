@@ -4,6 +4,7 @@ mod admin;
 mod engines;
 mod forecast;
 mod key_watch;
+mod limits;
 mod opening;
 mod status;
 mod submits;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 pub use admin::Removal;
 pub use forecast::{ChunkSum, OpenForecast, forecast_open};
+pub use limits::{LimitError, StoreLimits};
 use opening::{OpenedStore, open_all};
 pub use opening::{check_places, format_device};
 use thiserror::Error;
@@ -85,6 +87,7 @@ pub struct Connector {
     /// Of [`Connector::set_epoch`], as part of variants.
     epoch: AtomicU32,
     key_watch: Mutex<Option<KeyWatch>>,
+    limit_changes: Mutex<()>,
     process_id: u32,
     /// Last: it is dropped after all else.
     _memory_return: MemoryReturn,
@@ -152,6 +155,7 @@ impl Connector {
             next_future_id: AtomicU64::new(1),
             epoch: AtomicU32::new(0),
             key_watch: Mutex::new(None),
+            limit_changes: Mutex::default(),
             process_id: std::process::id(),
             _memory_return: MemoryReturn,
         })

@@ -95,7 +95,7 @@ impl Connector {
             keys: index.keys(),
             stored_bytes: index.stored_bytes(),
             index_pages_lost: index.lost_pages() as u64,
-            capacity_bytes: volume.space.capacity_bytes,
+            capacity_bytes: volume.space.capacity_bytes(),
             used_bytes: volume.space.used_bytes(),
             queue_depth: queue_depth as u64,
             max_in_flight_bytes,

@@ -312,7 +312,7 @@ impl Connector {
             digest: request.digest,
             length_bytes: request.buffer.length_bytes() as u64,
             limit_bytes,
-            capacity_bytes: shared.cache.config.capacity_bytes(),
+            capacity_bytes: shared.cache.index.capacity_bytes(),
         };
         let path = shared.cache.config.path();
         let line = || format!("{}: {error}", path.display());

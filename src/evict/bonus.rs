@@ -29,6 +29,11 @@ impl GhostCounts {
         *if is_used { &mut self.used } else { &mut self.unused } += 1;
     }
 
+    pub(super) fn remove(&mut self, other: Self) {
+        self.used -= other.used;
+        self.unused -= other.unused;
+    }
+
     pub(crate) fn all(self) -> u64 {
         self.used + self.unused
     }

@@ -32,6 +32,7 @@ pub(crate) struct PoolBlocks {
 }
 
 pub(crate) struct EvictionIndex {
+    pub(super) policy: Eviction,
     pub(super) nodes: Nodes,
     pub(super) pools: Vec<ChunkPool>,
     pub(super) extents: ExtentMap,
@@ -40,13 +41,17 @@ pub(crate) struct EvictionIndex {
 
 impl EvictionIndex {
     pub(crate) fn new(policy: Eviction, quotas: &Quotas) -> Self {
-        let mut namespaces = Namespaces::default();
-        let mut pools = vec![ChunkPool::new(policy, Arc::clone(&quotas.common_bonus), None)];
-        for (name, quota) in &quotas.named {
-            namespaces.add_with_pool(name, pools.len() as PoolId);
-            pools.push(ChunkPool::new(policy, Arc::clone(&quota.bonus), Some(Arc::clone(quota))));
-        }
-        Self { nodes: Nodes::default(), pools, extents: ExtentMap::default(), namespaces }
+        let namespaces = Namespaces::default();
+        let pools = vec![ChunkPool::new(policy, Arc::clone(&quotas.common_bonus), None)];
+        let mut index = Self {
+            policy,
+            nodes: Nodes::default(),
+            pools,
+            extents: ExtentMap::default(),
+            namespaces,
+        };
+        quotas.each(|name, quota| _ = index.add_quota(name, quota));
+        index
     }
 
     /// A chunk is stored, in the namespace with this fingerprint, whose `name` is asked for if it is new. It has the `uses`
@@ -130,6 +135,18 @@ impl EvictionIndex {
         self.victims(&coldest)
     }
 
+    /// At most `count` of the chunks that lie in a data file behind a block, also in part, and the block to go on with, if there are more.
+    pub(crate) fn behind(&self, file: u32, block: u32, count: usize) -> (Vec<Victim>, Option<u32>) {
+        let before = self.extents.range(..(file, block)).next_back();
+        let reaching = before.filter(|(start, id)| {
+            start.0 == file && self.nodes[**id].extent.end_block() > u64::from(block)
+        });
+        let behind = self.extents.range((file, block)..=(file, u32::MAX));
+        let mut behind = reaching.into_iter().chain(behind);
+        let chosen: Vec<NodeId> = behind.by_ref().take(count).map(|(_, id)| *id).collect();
+        (self.victims(&chosen), behind.next().map(|((_, block), _)| *block))
+    }
+
     /// Takes `blocks` from the quota of a pool, if it has one, for a chunk that is being written.
     ///
     /// # Errors
@@ -205,15 +222,13 @@ impl EvictionIndex {
 
     /// The key of a chunk is remembered for which `leave` follows.
     pub(crate) fn remember_leaving(&mut self, namespace: NamespaceId, was_used: bool) {
-        self.namespaces.usage_mut(namespace).remembered_keys += 1;
+        self.namespaces.ghosts_mut(namespace).add(was_used);
         self.pool_of_namespace(namespace).ghosts.add(was_used);
     }
 
     pub(crate) fn forget(&mut self, namespace: NamespaceId, keys: GhostCounts) {
-        self.namespaces.usage_mut(namespace).remembered_keys -= keys.all();
-        let ghosts = &mut self.pool_of_namespace(namespace).ghosts;
-        ghosts.used -= keys.used;
-        ghosts.unused -= keys.unused;
+        self.namespaces.ghosts_mut(namespace).remove(keys);
+        self.pool_of_namespace(namespace).ghosts.remove(keys);
         self.namespaces.drop_unused(namespace);
     }
 
@@ -250,7 +265,9 @@ impl EvictionIndex {
             *namespace = Some(namespace.map_or(fingerprint, |other| other.min(fingerprint)));
         }
         let bonus = |(pool, namespace): (&ChunkPool, Option<u64>)| {
-            Some((namespace?, pool.order.bonus.levels()))
+            // Without a limit it is in the common pool after the next open.
+            let is_limited = pool.quota.as_ref().is_none_or(|quota| quota.limit_bytes().is_some());
+            is_limited.then_some((namespace?, pool.order.bonus.levels()))
         };
         self.pools.iter().zip(by_pool).filter_map(bonus).collect()
     }
@@ -327,7 +344,7 @@ impl EvictionIndex {
         problems
     }
 
-    fn pool_with(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
+    pub(super) fn pool_with(&mut self, id: NodeId) -> (&mut ChunkPool, &mut Nodes) {
         let pool = usize::from(self.nodes[id].pool);
         (&mut self.pools[pool], &mut self.nodes)
     }
@@ -342,7 +359,7 @@ impl EvictionIndex {
     }
 
     fn quota_bytes(&self, pool: PoolId) -> Option<u64> {
-        self.pools[usize::from(pool)].quota.as_ref().map(|quota| quota.limit_bytes())
+        self.pools[usize::from(pool)].quota.as_ref().and_then(|quota| quota.limit_bytes())
     }
 
     /// Counts a chunk, which is in no order yet. Of those of an earlier owner, [`EvictionIndex::order_restored`] follows.

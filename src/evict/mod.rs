@@ -14,6 +14,7 @@ mod pool;
 #[path = "../../benches/eviction/probe.rs"]
 pub(crate) mod probe;
 mod quotas;
+mod repooling;
 mod room_search;
 
 pub(crate) use bonus::{Bonus, GhostCounts};

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use slab::Slab;
 
+use super::bonus::GhostCounts;
 use super::pool::PoolId;
 use crate::key::Namespace;
 
@@ -50,14 +51,17 @@ struct NamespaceState {
     /// Its own if it has a quota, else 0.
     pool: PoolId,
     usage: NamespaceUsage,
+    /// Its keys that are remembered.
+    ghosts: GhostCounts,
 }
 
 impl Namespaces {
-    /// Adds a namespace with a quota: it stays, and has a pool of its own.
-    pub(super) fn add_with_pool(&mut self, name: &str, pool: PoolId) {
+    /// Adds a namespace with a quota, if it is new: it stays, and has a pool of its own from here on.
+    pub(super) fn add_with_pool(&mut self, name: &str, pool: PoolId) -> NamespaceId {
         let fingerprint = Namespace::called(name).fingerprint();
         let id = self.id_of((fingerprint, || name.to_owned()));
         self.all[id as usize].pool = pool;
+        id
     }
 
     /// Number of the namespace with this fingerprint, which is added if it is new. Something of it is to be counted next.
@@ -75,7 +79,7 @@ impl Namespaces {
     /// Removes a namespace if nothing of it is counted any more, and it has no quota.
     pub(super) fn drop_unused(&mut self, id: NamespaceId) {
         let state = &self.all[id as usize];
-        if state.usage.keys + state.usage.remembered_keys == 0 && state.pool == 0 {
+        if state.usage.keys + state.ghosts.all() == 0 && state.pool == 0 {
             self.by_fingerprint.remove(&state.fingerprint);
             self.all.remove(id as usize);
         }
@@ -96,6 +100,10 @@ impl Namespaces {
 
     pub(super) fn usage_mut(&mut self, id: NamespaceId) -> &mut NamespaceUsage {
         &mut self.all[id as usize].usage
+    }
+
+    pub(super) fn ghosts_mut(&mut self, id: NamespaceId) -> &mut GhostCounts {
+        &mut self.all[id as usize].ghosts
     }
 
     pub(super) fn called(&self, name: &str) -> Option<NamespaceId> {
@@ -130,7 +138,8 @@ impl Namespaces {
     ) -> Vec<(String, NamespaceUsage)> {
         let usage = |(_, state): (usize, &NamespaceState)| {
             let quota_bytes = quota_bytes(state.pool);
-            (state.name.clone(), NamespaceUsage { quota_bytes, ..state.usage })
+            let remembered_keys = state.ghosts.all();
+            (state.name.clone(), NamespaceUsage { quota_bytes, remembered_keys, ..state.usage })
         };
         self.all.iter().map(usage).collect()
     }
@@ -138,9 +147,9 @@ impl Namespaces {
     /// What differs from what was counted: keys, bytes and remembered keys of each namespace.
     pub(super) fn check(&self, mut counted: HashMap<NamespaceId, (u64, u64, u64)>) -> Vec<String> {
         let mut problems = Vec::new();
-        for (id, NamespaceState { name, usage, .. }) in &self.all {
+        for (id, NamespaceState { name, usage, ghosts, .. }) in &self.all {
             let counted = counted.remove(&(id as NamespaceId)).unwrap_or_default();
-            let kept = (usage.keys, usage.allocated_bytes, usage.remembered_keys);
+            let kept = (usage.keys, usage.allocated_bytes, ghosts.all());
             if kept != counted {
                 problems.push(format!(
                     "keys, bytes and remembered keys of namespace '{name}' are kept as {kept:?}, and are {counted:?}"
@@ -188,12 +197,9 @@ mod tests {
         let mut namespaces = Namespaces::default();
         namespaces.add_with_pool("quota", 7);
         let id = namespaces.id_of((fingerprint("a"), || "a".to_owned()));
-        *namespaces.usage_mut(id) = NamespaceUsage {
-            keys: 2,
-            allocated_bytes: 8192,
-            remembered_keys: 1,
-            ..NamespaceUsage::default()
-        };
+        *namespaces.usage_mut(id) =
+            NamespaceUsage { keys: 2, allocated_bytes: 8192, ..NamespaceUsage::default() };
+        namespaces.ghosts_mut(id).add(true);
         let check = |counted: (u64, u64, u64)| namespaces.check(HashMap::from([(id, counted)]));
         assert!(check((2, 8192, 1)).is_empty());
         for wrong in [(1, 8192, 1), (2, 4096, 1), (2, 8192, 0)] {
@@ -211,6 +217,7 @@ mod tests {
         namespaces.drop_all_unused();
         assert!(namespaces.called("a").is_some(), "something is stored in it");
         *namespaces.usage_mut(id) = NamespaceUsage::default();
+        *namespaces.ghosts_mut(id) = GhostCounts::default();
         namespaces.drop_all_unused();
         assert!(namespaces.called("a").is_none() && namespaces.called("quota").is_some());
     }

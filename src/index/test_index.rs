@@ -24,8 +24,8 @@ pub(crate) fn open<S: Send>(config: &Config, quotas: &Quotas) -> (Index<S>, Box<
     let files = find_files(&directory, || None).unwrap();
     let found = LockedIndex::look(IndexPlace::Directory(Arc::clone(&directory))).unwrap();
     let unread = found.take_over(&space, config.clock.now_ms()).unwrap();
-    let mean_uses = || unread.mean_use_by_file();
-    let store = ExtentStore::open(&directory, files, Arc::clone(&space), mean_uses).unwrap();
+    let file_uses = || unread.file_uses();
+    let store = ExtentStore::open(&directory, files, Arc::clone(&space), file_uses).unwrap();
     let index = unread.recover(&store, config, quotas).index;
     (index, Box::new(store))
 }

@@ -5,6 +5,8 @@
 //!
 //! A free extent that could not be written is bad: it would be the tightest fit for the next chunk of its length, and fail one SET
 //! after the other. So it is not given out before the next open, or before the device can be written again.
+//!
+//! Behind its limit a file is not given out any more, and what is freed there is retired: the file becomes shorter once all of it is.
 
 use std::collections::VecDeque;
 
@@ -18,6 +20,8 @@ const BAD_PART: u64 = 64;
 struct FileSpace {
     blocks: u32,
     frontier: u32,
+    /// Blocks that may be given out.
+    limit: u32,
 }
 
 /// Which blocks are free. All numbers are blocks.
@@ -26,6 +30,8 @@ pub(crate) struct Allocator {
     files: Vec<FileSpace>,
     /// Free, and written once.
     free: Runs,
+    /// Free, and behind the limits.
+    retired: Runs,
     pub(super) allocated: u64,
     /// Free extents that could not be written, the oldest first, and their blocks.
     bad: VecDeque<Extent>,
@@ -37,10 +43,10 @@ impl Allocator {
     pub(crate) fn add_file(&mut self, number: u32, blocks: u32) {
         let number = number as usize;
         if number >= self.files.len() {
-            self.files.resize(number + 1, FileSpace { blocks: 0, frontier: 0 });
+            self.files.resize(number + 1, FileSpace { blocks: 0, frontier: 0, limit: 0 });
         }
         debug_assert_eq!(self.files[number].blocks, 0);
-        self.files[number] = FileSpace { blocks, frontier: 0 };
+        self.files[number] = FileSpace { blocks, frontier: 0, limit: blocks };
     }
 
     pub(crate) fn free_before(&self, file: u32, block: u32) -> u32 {
@@ -50,7 +56,7 @@ impl Allocator {
     /// Free blocks from `block` on, unwritten ones as well.
     pub(crate) fn free_from(&self, file: u32, block: u32) -> u32 {
         let written = self.free.from(file, block).map_or(0, |run| run.blocks);
-        let FileSpace { blocks, frontier } = self.files[file as usize];
+        let FileSpace { blocks, frontier, .. } = self.files[file as usize];
         let unwritten = if block + written == frontier { blocks - frontier } else { 0 };
         written + unwritten
     }
@@ -105,7 +111,7 @@ impl Allocator {
     /// counts as written from here on.
     pub(crate) fn take_free_within(&mut self, extent: Extent) -> Vec<Extent> {
         let Extent { file, first_block, .. } = extent;
-        let FileSpace { blocks, frontier } = self.files[file as usize];
+        let FileSpace { blocks, frontier, .. } = self.files[file as usize];
         let end = extent.end_block().min(u64::from(blocks)) as u32;
         if end > frontier {
             self.files[file as usize].frontier = end;
@@ -116,7 +122,55 @@ impl Allocator {
 
     /// Makes an extent free that is not, and joins it with free neighbours.
     pub(crate) fn put_back(&mut self, extent: Extent) {
-        self.free.insert(extent);
+        let Extent { file, first_block, blocks } = extent;
+        let within = self.files[file as usize].limit.saturating_sub(first_block).min(blocks);
+        if within > 0 {
+            self.free.insert(Extent { blocks: within, ..extent });
+        }
+        if within < blocks {
+            let (first_block, blocks) = (first_block + within, blocks - within);
+            self.retired.insert(Extent { file, first_block, blocks });
+        }
+    }
+
+    /// Gives out only the first `limit` blocks of a file from here on.
+    pub(crate) fn set_limit(&mut self, file: u32, limit: u32) {
+        let FileSpace { blocks, limit: before, .. } = self.files[file as usize];
+        if limit.min(blocks) == before {
+            return;
+        }
+        // Bad extents behind it must not keep the file.
+        self.retry_bad();
+        let all = Extent { file, first_block: 0, blocks };
+        let mut free = self.take_free_within(all);
+        free.extend(self.retired.remove(all));
+        self.files[file as usize].limit = limit.min(blocks);
+        free.into_iter().for_each(|extent| self.put_back(extent));
+    }
+
+    /// Files that have blocks behind their limits: number, limit, and whether all of these are free.
+    pub(crate) fn limited(&self) -> Vec<(u32, u32, bool)> {
+        let files = (0_u32..).zip(&self.files).filter(|(_, space)| space.limit < space.blocks);
+        let one = |(file, space): (u32, &FileSpace)| {
+            let behind = self.retired.from(file, space.limit).map_or(0, |run| run.blocks);
+            (file, space.limit, behind == space.blocks - space.limit)
+        };
+        files.map(one).collect()
+    }
+
+    /// A file ends at its limit from here on; all behind it is free.
+    pub(crate) fn cut_at_limit(&mut self, file: u32) {
+        let space = &mut self.files[file as usize];
+        let (first_block, blocks) = (space.limit, space.blocks - space.limit);
+        (space.blocks, space.frontier) = (space.limit, space.frontier.min(space.limit));
+        let retired = self.retired.remove(Extent { file, first_block, blocks });
+        debug_assert_eq!(retired.iter().map(|run| run.blocks).sum::<u32>(), blocks);
+    }
+
+    /// Number and blocks of each file.
+    pub(crate) fn lengths(&self) -> Vec<(u32, u32)> {
+        let files = (0_u32..).zip(&self.files).filter(|(_, space)| space.blocks > 0);
+        files.map(|(number, space)| (number, space.blocks)).collect()
     }
 
     /// Takes an extent back that could not be written.
@@ -143,7 +197,7 @@ impl Allocator {
     /// Makes `stored` (sorted, without overlaps, inside the files) the only extents given out. Space between them counts as
     /// written, space behind the last one as unwritten.
     pub(crate) fn rebuild(&mut self, stored: &[Extent]) {
-        self.free = Runs::default();
+        (self.free, self.retired) = (Runs::default(), Runs::default());
         self.allocated = 0;
         self.files.iter_mut().for_each(|file| file.frontier = 0);
         for extent in stored {
@@ -157,8 +211,9 @@ impl Allocator {
         }
     }
 
+    /// That can be given out in all.
     pub(crate) fn total(&self) -> u64 {
-        self.files.iter().map(|file| u64::from(file.blocks)).sum()
+        self.files.iter().map(|file| u64::from(file.limit)).sum()
     }
 
     /// Length of a file; 0 where there is none.
@@ -168,142 +223,4 @@ impl Allocator {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn extent(file: u32, first_block: u32, blocks: u32) -> Extent {
-        Extent { file, first_block, blocks }
-    }
-
-    fn with_files(sizes: &[u32]) -> Allocator {
-        let mut allocator = Allocator::default();
-        (0..).zip(sizes).for_each(|(number, size)| allocator.add_file(number, *size));
-        allocator
-    }
-
-    /// Free, given-out and unwritten blocks cover every file exactly once.
-    fn check(allocator: &Allocator, held: &[Extent]) {
-        let mut runs: Vec<Extent> = held.to_vec();
-        runs.extend(allocator.free.iter());
-        runs.sort();
-        let mut covered = vec![0_u64; allocator.files.len()];
-        for run in runs {
-            assert_eq!(
-                covered[run.file as usize],
-                u64::from(run.first_block),
-                "gap or overlap at {run:?}"
-            );
-            covered[run.file as usize] = run.end_block();
-        }
-        for (file, space) in allocator.files.iter().enumerate() {
-            assert_eq!(covered[file], u64::from(space.frontier));
-            assert!(space.frontier <= space.blocks);
-        }
-        assert_eq!(
-            allocator.allocated,
-            held.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>()
-        );
-    }
-
-    #[test]
-    fn written_extents_first_and_tightest() {
-        let mut allocator = with_files(&[100]);
-        let runs: Vec<_> =
-            [10, 1, 4, 1, 20].map(|blocks| allocator.allocate(blocks).unwrap()).into();
-        allocator.free(runs[0]);
-        allocator.free(runs[2]);
-        assert_eq!(
-            allocator.allocate(3),
-            Some(extent(0, 11, 3)),
-            "the hole of 4, not that of 10 nor unwritten space"
-        );
-        assert_eq!(allocator.allocate(11), Some(extent(0, 36, 11)), "no hole is large enough");
-    }
-
-    #[test]
-    fn written_space_before_the_frontier_joins_unwritten_space() {
-        let mut allocator = with_files(&[10]);
-        let first = allocator.allocate(6).unwrap();
-        allocator.free(first);
-        assert_eq!(allocator.allocate(10), Some(extent(0, 0, 10)));
-        assert_eq!(allocator.allocate(1), None);
-    }
-
-    #[test]
-    fn rebuild_keeps_what_is_held() {
-        let held = [extent(0, 2, 3), extent(0, 5, 1), extent(1, 0, 4)];
-        let mut allocator = with_files(&[10, 10]);
-        allocator.rebuild(&held);
-        check(&allocator, &held);
-        assert_eq!(allocator.allocate(2), Some(extent(0, 0, 2)));
-        assert_eq!(allocator.allocate(5), Some(extent(1, 4, 5)));
-    }
-
-    #[test]
-    fn it_is_not_given_out_until_there_are_too_many() {
-        let mut allocator = Allocator::default();
-        allocator.add_file(0, 640);
-        let extents: Vec<Extent> = (0..3).map(|_| allocator.allocate(4).unwrap()).collect();
-        for extent in &extents {
-            allocator.free_bad(*extent);
-        }
-        assert_eq!(allocator.allocated, 0);
-        // Ten blocks may be bad: the first extent came back.
-        assert_eq!(allocator.allocate(4), Some(extents[0]));
-        let next = allocator.allocate(4).unwrap();
-        assert!(!extents.contains(&next), "{next:?}");
-        allocator.retry_bad();
-        assert!(extents.contains(&allocator.allocate(4).unwrap()), "they are back");
-    }
-
-    proptest! {
-        /// What is taken is exactly what is free there, and nothing is lost when it is back.
-        #[test]
-        fn free_extents_can_be_taken_and_put_back(frees in prop::collection::vec(any::<bool>(), 12), first in 0_u32..60, blocks in 1_u32..40) {
-            let mut allocator = with_files(&[60, 60]);
-            let all: Vec<Extent> = (0..12).map(|_| allocator.allocate(5).unwrap()).collect();
-            let (gone, held): (Vec<_>, Vec<_>) = all.into_iter().zip(frees).partition(|(_, gone)| *gone);
-            let held: Vec<Extent> = held.into_iter().map(|(extent, _)| extent).collect();
-            gone.iter().for_each(|(extent, _)| allocator.free(*extent));
-            let range = extent(0, first, blocks);
-            let taken = allocator.take_free_within(range);
-            let within = |block: u32| u64::from(block) < range.end_block() && block >= first;
-            let free = gone.iter().flat_map(|(extent, _)| extent.first_block..extent.end_block() as u32);
-            let expected: Vec<u32> = free.filter(|block| within(*block)).collect();
-            let blocks: Vec<u32> = taken.iter().flat_map(|extent| extent.first_block..extent.end_block() as u32).collect();
-            prop_assert_eq!(blocks, expected);
-            let mut outside = held.clone();
-            outside.extend(&taken);
-            allocator.allocated += taken.iter().map(|extent| u64::from(extent.blocks)).sum::<u64>();
-            check(&allocator, &outside);
-            taken.into_iter().for_each(|extent| allocator.free(extent));
-            check(&allocator, &held);
-        }
-
-        #[test]
-        fn blocks_are_never_lost_or_given_out_twice(steps in prop::collection::vec((0_u32..40, any::<prop::sample::Index>(), any::<bool>()), 1..300)) {
-            let mut allocator = with_files(&[64, 100, 16]);
-            let mut held: Vec<Extent> = Vec::new();
-            for (blocks, which, rebuild) in steps {
-                if blocks >= 20 && !held.is_empty() {
-                    allocator.free(held.swap_remove(which.index(held.len())));
-                } else if let Some(given) = allocator.allocate(blocks % 20 + 1) {
-                    prop_assert_eq!(given.blocks, blocks % 20 + 1);
-                    held.push(given);
-                }
-                if rebuild && blocks == 0 {
-                    held.sort();
-                    allocator.rebuild(&held);
-                }
-                check(&allocator, &held);
-            }
-            for given in held.drain(..) {
-                allocator.free(given);
-            }
-            check(&allocator, &[]);
-            prop_assert_eq!(allocator.allocate(100), Some(extent(1, 0, 100)));
-        }
-    }
-}
+mod tests;

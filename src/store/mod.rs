@@ -9,6 +9,7 @@ pub(crate) mod geometry;
 mod runs;
 mod sizes;
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::RawFd;
@@ -64,6 +65,29 @@ pub(crate) struct Fill {
     pub was_refused: bool,
 }
 
+/// How the chunks of a data file are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileUse {
+    /// When they were used last, on average: Unix time in ms.
+    pub(crate) mean_ms: u64,
+    /// Blocks up to the end of the last one.
+    pub(crate) end_blocks: u32,
+}
+
+/// How each data file is used, by the extents of all chunks and when they were used last.
+pub(crate) fn file_uses(chunks: impl Iterator<Item = (Extent, u64)>) -> HashMap<u32, FileUse> {
+    let mut sums: HashMap<u32, (u128, u128, u32)> = HashMap::new();
+    for (extent, used_ms) in chunks {
+        let (sum, count, end_blocks) = sums.entry(extent.file).or_default();
+        (*sum, *count) = (*sum + u128::from(used_ms), *count + 1);
+        *end_blocks = (*end_blocks).max(u32::try_from(extent.end_block()).unwrap_or(u32::MAX));
+    }
+    let one = |(file, (sum, count, end_blocks))| {
+        (file, FileUse { mean_ms: (sum / count) as u64, end_blocks })
+    };
+    sums.into_iter().map(one).collect()
+}
+
 /// Free space: beside an extent, or anywhere.
 pub(crate) trait FreeSpace {
     /// Blocks that have to go, wherever they are, so that a chunk of `blocks` can be placed; `None` where they have to be
@@ -104,6 +128,25 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     /// Grows by one step, in which there is room for `needed_bytes`, after the index has got its share. It waits for the
     /// file system; extents are given out and located meanwhile.
     fn grow(&self, _needed_bytes: u64, _index: &dyn IndexShare) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The capacity is another one: no more is given out than fits it. Of data files those stay that were used last, by
+    /// `file_uses`.
+    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>);
+
+    /// Whether its space is a part of a block device, and stays what it is.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
+    /// Data files behind whose blocks from a number on everything has to go, for the capacity.
+    fn limits(&self) -> Vec<(u32, u32)> {
+        Vec::new()
+    }
+
+    /// Gives back what nothing lies in any more of the space beyond the capacity. No record names it. It waits for the file system.
+    fn give_back(&self) -> io::Result<()> {
         Ok(())
     }
 

@@ -30,13 +30,13 @@ pub(crate) trait IndexShare {
 pub(super) fn assured_file_bytes(space: &SpaceAccount) -> u64 {
     let left_bytes = space.left_bytes();
     let fitting = file_bytes_within(left_bytes.saturating_sub(index_share_bytes(left_bytes)));
-    longest_chunk_bytes(space.capacity_bytes).min(fitting)
+    longest_chunk_bytes(space.capacity_bytes()).min(fitting)
 }
 
 /// Bytes that the next data file would have if the file system has them: the longest chunk fits; more where that would make
 /// over 256 open files, or what the capacity leaves. 0 if that is not worth a file.
 pub(super) fn next_file_bytes(space: &SpaceAccount) -> u64 {
-    let capacity_bytes = space.capacity_bytes;
+    let capacity_bytes = space.capacity_bytes();
     let wanted = longest_chunk_bytes(capacity_bytes).max(capacity_bytes / 256);
     let left_bytes = space.left_bytes();
     let fitting = wanted.min(file_bytes_within(left_bytes - left_bytes.div_ceil(INDEX_PART)));

@@ -16,6 +16,7 @@ __all__ = [
     "delete_keys",
     "facts_of_all",
     "opened",
+    "options_of",
     "refuse_in_use",
     "store_chunks",
     "store_options",
@@ -69,7 +70,11 @@ def store_options(paths: Sequence[Path], index_path: Path | None) -> dict[str, A
             it would go on alone, and they would be emptied.
     """
     refuse_in_use(paths, index_path)
-    facts = facts_of_all(paths, index_path)
+    return options_of(facts_of_all(paths, index_path), index_path)
+
+
+def options_of(facts: Sequence[dict[str, Any]], index_path: Path | None) -> dict[str, Any]:
+    """Return the options that follow from what a store says of itself."""
     options = {} if index_path is None else {"index_path": str(index_path)}
     for one in facts:
         # A block device has none.

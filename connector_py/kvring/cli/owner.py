@@ -27,7 +27,9 @@ def ask_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, 
         answer = ask(
             path, index_path, request, look=place_of, while_waiting=lambda: _check_disk(path)
         )
-    except (OSError, KvRingError) as error:
+    except KvRingError as error:
+        raise Failure(f"the owner of {path} refuses: {error}") from error
+    except OSError as error:
         message = f"the owner of {path} cannot be asked: {_reason(path, error)}"
         raise Failure(message) from error
     if answer is not None:
@@ -54,7 +56,7 @@ def _check_disk(path: Path) -> None:
         raise TimeoutError(message) from None
 
 
-def _reason(path: Path, error: OSError | KvRingError) -> str:
+def _reason(path: Path, error: OSError) -> str:
     if isinstance(error, OtherUserError):
         is_root = os.geteuid() == 0
         return f"{error}" if is_root else f"{error}: {as_user(error.user_id)}"

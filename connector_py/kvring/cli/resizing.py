@@ -1,26 +1,32 @@
-"""`kvring resize`: bring a store that nobody has open to another capacity."""
+"""`kvring resize`: bring a store to another capacity, also one that is open."""
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kvring._native import StoredChunks
 from kvring.cli.consent import consent_options, has_consent, losses_of_open
-from kvring.cli.failure import Failure
-from kvring.cli.opening import opened, store_options
+from kvring.cli.failure import Failure, PartialSuccess
+from kvring.cli.opening import facts_of_all, opened, options_of
 from kvring.cli.output import count_text, print_json, size_text
+from kvring.cli.owner import need_owner
 from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
+from kvring.cli.progress import progress
 from kvring.cli.stores import said_well, store_paths
 
 __all__ = ["resize"]
 
 _EPILOG = """
-Exit status: 0 if the store is within its capacity, 1 if it is as it was, 2 for wrong arguments.
+Exit status: 0 if the store is within its capacity, 1 if it is as it was, 2 for wrong arguments; 4
+if an open store has the capacity and is not within it yet.
 """
 
 _LOOK_EVERY_S = 0.05
-_DEADLINE_S = 600.0
+# Leases end, and loads do: what stays for longer is pinned.
+_STUCK_S = 30.0
 
 
 @click.command(epilog=_EPILOG, short_help="Bring a store to another capacity.")
@@ -37,40 +43,95 @@ def resize(
 ) -> int:
     """Bring the store at PATH, a directory, to another capacity, and give back the space.
 
-    Nobody may have it open. The capacity is an option of whoever opens the store: LMCache's JSON is
-    to be changed as well. Opening the store does the same; this tells before what is lost, and
-    asks. What lies in the part of the files that goes is evicted, whenever it was used last.
+    This tells before what is lost, and asks. What lies in the part of the files that goes is
+    evicted, whenever it was used last. If somebody has the store open its owner does it, and pinned
+    chunks stay. The next start has the capacity of LMCache's JSON: change that as well.
     """
     capacity = capacity_of_each(paths, capacities)
-    options, before = store_options(paths, None), 0
     for path in paths:
         if path.is_block_device():
-            raise Failure(f"{path} is a block device: its capacity is its size, or what is opened")
-        with said_well(path):
-            lengths = [chunk["length_bytes"] for chunk in StoredChunks(path)]
-        before += len(lengths)
-        stored_bytes = sum(lengths)
-        held = f"{path} holds {count_text(len(lengths), 'chunk')}, {size_text(stored_bytes)}"
-        click.echo(held, err=as_json)
-    options |= {"capacity": capacity, "ttl": "off"}
+            raise Failure(
+                f"{path} is a block device: its capacity is changed when it is opened; restart its "
+                "server with another one"
+            )
+    facts = facts_of_all(paths, None)
+    options = options_of(facts, None) | {"capacity": capacity, "ttl": "off"}
+    before = _count(paths, as_json=as_json)
     losses, _ = losses_of_open(paths, **options)
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
         return 0
-    with opened(paths, **options) as store:
-        deadline_s = time.monotonic() + _DEADLINE_S
-        while any(path["used_bytes"] > path["capacity_bytes"] for path in store.stats()["paths"]):
-            if time.monotonic() > deadline_s:
-                raise Failure("it did not come down to its capacity: the log tells why")
+    if any(one["holder"] for one in facts):
+        stats, evicted = _resize_open(paths, capacity)
+    else:
+        with opened(paths, **options) as store:
+            stats = _wait(iter(store.stats, None))
+        evicted = before - stats["keys"]
+    _report(stats, evicted, as_json=as_json)
+    if over_bytes := _over_bytes(stats):
+        raise PartialSuccess(
+            f"{size_text(over_bytes)} beyond the capacity are not free yet: "
+            f"{size_text(stats['pinned_bytes'])} are pinned, {size_text(stats['leased_bytes'])} "
+            "leased, others being read or written; the owner frees them once they are not"
+        )
+    return 0
+
+
+def _count(paths: Sequence[Path], *, as_json: bool) -> int:
+    """Tell what each path holds; return how many chunks that are."""
+    count = 0
+    for path in paths:
+        with said_well(path):
+            lengths = [chunk["length_bytes"] for chunk in StoredChunks(path)]
+        count += len(lengths)
+        held = f"{path} holds {count_text(len(lengths), 'chunk')}, {size_text(sum(lengths))}"
+        click.echo(held, err=as_json)
+    return count
+
+
+def _resize_open(paths: Sequence[Path], capacity: Sequence[int]) -> tuple[dict[str, Any], int]:
+    """Have the owner do it, and wait; return its figures and how many chunks it has evicted."""
+    found = [path.stat() for path in paths]
+    capacities = [
+        [one.st_dev, one.st_ino, size_bytes]
+        for one, size_bytes in zip(found, capacity, strict=True)
+    ]
+
+    def stats() -> dict[str, Any]:
+        answer: dict[str, Any] = need_owner(paths[0], None, ask="stats")["stats"]
+        return answer
+
+    before = stats()["evicted"]
+    need_owner(paths[0], None, ask="resize", capacities=capacities)
+    after = _wait(iter(stats, None))
+    return after, after["evicted"] - before
+
+
+def _wait(all_stats: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Wait until a store is within its capacity, or comes no nearer to it; return its figures."""
+    stats = next(all_stats)
+    over_bytes, since_s = _over_bytes(stats), time.monotonic()
+    with progress("bringing it down", over_bytes) as advance:
+        while over_bytes and time.monotonic() - since_s < _STUCK_S:
             time.sleep(_LOOK_EVERY_S)
-        stats = store.stats()
-    evicted = before - stats["keys"]
+            stats = next(all_stats)
+            if (now_bytes := _over_bytes(stats)) < over_bytes:
+                advance(over_bytes - now_bytes)
+                over_bytes, since_s = now_bytes, time.monotonic()
+    return stats
+
+
+def _over_bytes(stats: dict[str, Any]) -> int:
+    over = (path["used_bytes"] - path["capacity_bytes"] for path in stats["paths"])
+    return sum(max(one, 0) for one in over)
+
+
+def _report(stats: dict[str, Any], evicted: int, *, as_json: bool) -> None:
     if as_json:
         names = ("keys", "stored_bytes", "used_bytes", "capacity_bytes")
         print_json({**{name: stats[name] for name in names}, "evicted": evicted})
-    else:
-        click.echo(
-            f"it holds {count_text(stats['keys'], 'chunk')}, {size_text(stats['stored_bytes'])}, "
-            f"and takes {size_text(stats['used_bytes'])} of {size_text(stats['capacity_bytes'])}; "
-            + count_text(evicted, "was evicted", "were evicted")
-        )
-    return 0
+        return
+    click.echo(
+        f"it holds {count_text(stats['keys'], 'chunk')}, {size_text(stats['stored_bytes'])}, "
+        f"and takes {size_text(stats['used_bytes'])} of {size_text(stats['capacity_bytes'])}; "
+        + count_text(evicted, "was evicted", "were evicted")
+    )

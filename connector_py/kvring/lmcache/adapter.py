@@ -22,6 +22,7 @@ from kvring._native import (
 )
 from kvring.connector import Connector
 from kvring.engine_store import close_store, identity_of
+from kvring.lmcache import reconfiguration
 from kvring.lmcache.bookkeeping import Bookkeeping
 from kvring.lmcache.fixed_buffers import register_l1
 from kvring.lmcache.known_weights import KnownWeights
@@ -236,11 +237,31 @@ class KvringL2Adapter(L2AdapterInterface):
             by_salt[salt] = by_salt.get(salt, 0) + usage["allocated_bytes"]
         return AdapterUsage(
             total_bytes_used=sum(by_salt.values()),
-            total_capacity_bytes=self._max_capacity_bytes,
+            total_capacity_bytes=self._capacity_bytes(),
             bytes_by_cache_salt=MappingProxyType(
                 {salt: used_bytes for salt, used_bytes in by_salt.items() if used_bytes > 0}
             ),
         )
+
+    def reconfigure_status(self) -> Any:
+        """Tell which limits can be changed while the store is open, and what they are now."""
+        return reconfiguration.status(self._store)
+
+    def reconfigure(
+        self, operation: str, payload: dict[str, object], *, device_owners: Any
+    ) -> dict[str, Any]:
+        """Change a limit of the open store.
+
+        Args:
+            operation: `resize`, `ttl`, `quotas` or `status`.
+            payload: The option of that name and its value; `capacity` of `resize`.
+            device_owners: Not needed: no device is added.
+
+        Raises:
+            L2ReconfigureError: Nothing has changed.
+        """
+        del device_owners
+        return reconfiguration.reconfigure(self._store, operation, payload)
 
     def report_status(self) -> dict[str, Any]:
         """Describe the store; "is_healthy" is False while stores or loads fail."""
@@ -257,6 +278,13 @@ class KvringL2Adapter(L2AdapterInterface):
         self._weights.close()
         self._books.close()
         close_store(self._store, [] if self._l1 is None else [self._l1])
+
+    def _capacity_bytes(self) -> int:
+        try:
+            by_path: dict[str, int] = self._store.limits()["capacity_bytes"]
+            return sum(by_path.values())
+        except ClosedError:
+            return int(self._max_capacity_bytes)
 
     def _usage(self) -> dict[str, Any]:
         try:

@@ -137,7 +137,7 @@ impl Location {
         let (space, progress) = (Arc::clone(space), index.sequencer());
         Ok(match (self, files) {
             (Self::Directory(directory), Some(files)) => {
-                Box::new(ExtentStore::open(directory, files, space, || index.mean_use_by_file())?)
+                Box::new(ExtentStore::open(directory, files, space, || index.file_uses())?)
             }
             (Self::Directory(directory), None) => {
                 // Its thread does nothing else.

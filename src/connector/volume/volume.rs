@@ -118,7 +118,8 @@ impl Volume {
     /// Starts its threads, and notes that it is open.
     pub(crate) fn start(&mut self, make_engine: &MakeEngine) -> Result<(), OpenError> {
         let (shared, recovery) = (&self.shared, &self.recovery);
-        shared.cache.fit_capacity();
+        shared.cache.evict_beyond_capacity();
+        shared.cache.store.drain_removals();
         warn_of_capacity(self.path(), &self.space);
         let mut threads = self.threads.lock();
         let unverified = std::mem::take(&mut self.unverified);
@@ -151,7 +152,7 @@ impl Volume {
             env!("CARGO_PKG_VERSION"),
             describe(&names),
             self.place,
-            ByteSize(self.space.capacity_bytes),
+            ByteSize(self.space.capacity_bytes()),
             ByteSize(shared.cache.store.max_chunk_bytes()),
         );
     }
@@ -276,7 +277,7 @@ fn warn_of_floor(path: &Path, space: &SpaceAccount) {
 }
 
 fn warn_of_capacity(path: &Path, space: &SpaceAccount) {
-    let (used_bytes, capacity_bytes) = (space.used_bytes(), space.capacity_bytes);
+    let (used_bytes, capacity_bytes) = (space.used_bytes(), space.capacity_bytes());
     let most_bytes = used_bytes.saturating_add(space.free_above_floor_bytes());
     if most_bytes < capacity_bytes && space.floor_above_all().is_none() {
         log::warn!(

@@ -173,7 +173,7 @@ impl IndexFile {
         self.truncate(whole)?;
         space.release(length - whole);
         let missing = records_bytes.next_multiple_of(GROWTH_BYTES) - records_bytes;
-        if !space.reserve(missing, space.capacity_bytes / 2) {
+        if !space.reserve(missing, space.capacity_bytes() / 2) {
             return Ok(whole);
         }
         self.truncate(whole + missing)?;
@@ -186,11 +186,16 @@ impl IndexFile {
             return Ok(0);
         }
         let reserve = reserve_bytes(&self.file.metadata()?, length);
-        if reserve > 0 && !space.reserve(reserve, space.capacity_bytes / 2) {
+        if reserve > 0 && !space.reserve(reserve, space.capacity_bytes() / 2) {
             self.truncate(length)?;
             return Ok(0);
         }
         Ok(reserve)
+    }
+
+    /// Gives back what is reserved behind `length`, its end.
+    pub(crate) fn release_reserve(&self, length: u64) -> io::Result<()> {
+        if self.is_on_device() { Ok(()) } else { self.truncate(length) }
     }
 
     /// Lengthens it from `length` by `added` bytes of zeros, which are reserved. After an error it is as long as it was.

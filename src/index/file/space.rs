@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::table::Table;
+use super::table::{OPENED_PART, Table};
 use crate::base::sync::atomic::Ordering;
 use crate::error::StoreError;
 use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
@@ -24,6 +24,19 @@ const AHEAD_PART: u64 = 2;
 const MOST_PART: u64 = 8;
 
 impl Table {
+    /// Most bytes that the store may take at this path.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.space.capacity_bytes()
+    }
+
+    pub(crate) fn set_capacity_bytes(&self, capacity_bytes: u64) {
+        self.space.set_capacity_bytes(capacity_bytes);
+    }
+
+    pub(crate) fn is_over_capacity(&self) -> bool {
+        self.space.is_over_capacity()
+    }
+
     /// Its part of the space of the store.
     pub(crate) fn space(&self) -> &dyn IndexShare {
         self
@@ -128,8 +141,25 @@ impl Table {
         Ok(())
     }
 
+    /// Gives back what is reserved behind the end of the file, if a smaller capacity leaves less to the index. It waits for the file
+    /// system.
+    pub(crate) fn fit_reserve(&self) {
+        let mut reserved = self.reserved.lock();
+        let length = self.length_bytes();
+        let share_bytes = HEADER_BYTES + index_share_bytes(self.capacity_bytes());
+        if *reserved > share_bytes.max(length) && self.index_file.release_reserve(length).is_ok() {
+            self.space.release(*reserved - length);
+            *reserved = length;
+        }
+    }
+
+    /// Least capacity at which the next open takes the index over.
+    pub(crate) fn least_capacity_bytes(&self) -> u64 {
+        self.length_bytes() * OPENED_PART
+    }
+
     fn full(&self, index_bytes: u64) -> StoreError {
-        StoreError::IndexFull { index_bytes, capacity_bytes: self.space.capacity_bytes }
+        StoreError::IndexFull { index_bytes, capacity_bytes: self.space.capacity_bytes() }
     }
 
     fn refused(&self, bytes: u64, source: io::Error) -> StoreError {

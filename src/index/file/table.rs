@@ -28,7 +28,7 @@ use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Session};
 use crate::format::record::{RECORD_BYTES, STATE_CHUNK, slots_for};
 use crate::key::Digest;
 use crate::space_account::SpaceAccount;
-use crate::store::index_share_bytes;
+use crate::store::{FileUse, file_uses, index_share_bytes};
 
 /// Slots for one chunk's record: one, and one more for each further part of a long key.
 #[derive(Debug)]
@@ -59,6 +59,9 @@ pub(crate) struct IndexState {
     /// It is not as long as it was left.
     pub(crate) truncated: bool,
 }
+
+/// An index that takes more than one part in so many of the capacity is begun anew by an open.
+pub(super) const OPENED_PART: u64 = 2;
 
 /// What the log tells of failures, one for each reason.
 pub(crate) struct TableLogs {
@@ -113,11 +116,11 @@ impl Table {
         };
         index_file.make_private();
         if let Some(bytes) = found.filter(|_| reset.is_none())
-            && !space.reserve(bytes, space.capacity_bytes / 2)
+            && !space.reserve(bytes, space.capacity_bytes() / OPENED_PART)
         {
             reset = Some(format!(
                 "its {bytes} bytes no longer fit the capacity of {}",
-                space.capacity_bytes
+                space.capacity_bytes()
             ));
         }
         let session = if reset.is_some() {
@@ -133,7 +136,7 @@ impl Table {
             let repaired = index_file.repair_end(length, &space);
             length = repaired.map_err(index_file.error("truncate"))?;
         }
-        let mapping = index_file.map(length, space.capacity_bytes)?;
+        let mapping = index_file.map(length, space.capacity_bytes())?;
         let reserve = index_file.take_reserve(length, &space);
         let reserved = length + reserve.map_err(index_file.error("truncate"))?;
         let total = ((length - HEADER_BYTES) / RECORD_BYTES as u64) as u32;
@@ -165,20 +168,16 @@ impl Table {
         self.total.load(Ordering::Acquire)
     }
 
-    /// Unix time in ms at which the chunks of each data file were used on average, by its number.
-    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
-        let mut sums: HashMap<u32, (u128, u128)> = HashMap::new();
+    /// How the chunks of each data file are used, by its number.
+    pub(crate) fn file_uses(&self) -> HashMap<u32, FileUse> {
         let records = (0..self.record_slots()).map(|slot| self.read(slot));
-        for record in records.filter(|record| record.state == STATE_CHUNK && record.is_intact()) {
-            let sum = sums.entry(record.data_file).or_default();
-            *sum = (sum.0 + u128::from(record.last_used_ms()), sum.1 + 1);
-        }
-        sums.into_iter().map(|(file, (sum, count))| (file, (sum / count) as u64)).collect()
+        let chunks = records.filter(|record| record.state == STATE_CHUNK && record.is_intact());
+        file_uses(chunks.map(|record| (record.extent(), record.last_used_ms())))
     }
 
     /// Slots that there are at least once the data files have taken what they may.
     pub(crate) fn assured_slots(&self) -> u64 {
-        let assured_bytes = index_share_bytes(self.space.capacity_bytes);
+        let assured_bytes = index_share_bytes(self.space.capacity_bytes());
         u64::from(self.record_slots()).max(assured_bytes / RECORD_BYTES as u64)
     }
 

@@ -68,7 +68,7 @@ impl StoredChunks {
     pub(crate) fn take_into(&self, space: &SpaceAccount) -> Result<bool, OpenError> {
         let index = self.index();
         let length_bytes = index.length()?.unwrap_or(HEADER_BYTES);
-        let spare_bytes = space.capacity_bytes / 2;
+        let spare_bytes = space.capacity_bytes() / 2;
         if !space.reserve(length_bytes, spare_bytes) {
             space.reserve(HEADER_BYTES, 0);
             return Ok(false);

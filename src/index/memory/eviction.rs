@@ -97,18 +97,23 @@ impl<S> Index<S> {
         let fits = self.one_in(PINNABLE_PART).without(*pinned).fits(chunk);
         if fits {
             *pinned += chunk;
-            if let Some(quota) = self.quotas.of(namespace) {
+            if let Some(quota) = self.quota_of(namespace) {
                 quota.pinned_bytes.fetch_add(chunk.bytes, Ordering::Relaxed);
             }
         }
         fits
     }
 
+    /// Least capacity of which what is pinned now may be.
+    pub(crate) fn least_bytes_of_pins(&self) -> u64 {
+        self.pinned.lock().bytes * PINNABLE_PART
+    }
+
     /// A chunk that counted as pinned does not any more.
     pub(crate) fn give_back_pinned(&self, entry: &ChunkEntry) {
         let chunk = entry.footprint();
         *self.pinned.lock() -= chunk;
-        if let Some(quota) = self.quotas.of(entry.namespace) {
+        if let Some(quota) = self.quota_of(entry.namespace) {
             quota.pinned_bytes.fetch_sub(chunk.bytes, Ordering::Relaxed);
         }
     }

@@ -105,7 +105,8 @@ impl<S> Index<S> {
             let leased = quota.leases.lock().sum(now_s);
             leasable_of(quota).without(leased).fits(chunk)
         };
-        self.leasable(now_s).fits(chunk) && self.quotas.of(namespace).is_none_or(fits_quota)
+        self.leasable(now_s).fits(chunk)
+            && self.quota_of(namespace).as_deref().is_none_or(fits_quota)
     }
 
     /// What may still be leased.
@@ -121,11 +122,11 @@ impl<S> Index<S> {
         }
         let (chunk, ends_s) = (entry.footprint(), (entry.leased_until_s, leasing.until_s));
         let now_s = leasing.now_s;
-        let quota = self.quotas.of(entry.namespace);
+        let quota = self.quota_of(entry.namespace);
         let fits_quota =
             |quota: &Quota| quota.leases.lock().lease(chunk, ends_s, now_s, leasable_of(quota));
         let is_leased = self.leases.lock().lease(chunk, ends_s, now_s, leasing.limit);
-        if is_leased && quota.is_none_or(fits_quota) {
+        if is_leased && quota.as_deref().is_none_or(fits_quota) {
             entry.leased_until_s = leasing.until_s;
             return;
         }
@@ -172,7 +173,8 @@ impl<S> Index<S> {
 
 /// What may be leased of a namespace with a quota: a quarter of what is not pinned of it.
 fn leasable_of(quota: &Quota) -> Footprint {
-    let free_bytes = quota.limit_bytes().saturating_sub(quota.pinned_bytes.load(Ordering::Relaxed));
+    let limit_bytes = quota.limit_bytes().unwrap_or(u64::MAX);
+    let free_bytes = limit_bytes.saturating_sub(quota.pinned_bytes.load(Ordering::Relaxed));
     Footprint { bytes: free_bytes / LEASABLE_PART, slots: u64::MAX }
 }
 

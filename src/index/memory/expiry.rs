@@ -14,7 +14,7 @@ const BELIEVED_AFTER: Duration = Duration::from_secs(3600);
 impl<S> Index<S> {
     /// Whether a chunk has expired. A clock that was set back expires nothing.
     pub(crate) fn is_expired(&self, entry: &ChunkEntry, now_ms: u64) -> bool {
-        let Some(ttl) = self.config.ttl else { return false };
+        let Some(ttl) = self.ttl() else { return false };
         if use_parts(entry.last_use).0.saturating_add(ttl.as_millis() as u64) > now_ms {
             return false;
         }
@@ -27,7 +27,7 @@ impl<S> Index<S> {
     /// counts as a use of now, once the clock has gone on like that for [`BELIEVED_AFTER`]. Not before: it may be the clock of now
     /// that is wrong, as at a boot before the first answer of NTP, and once it is right all would have expired.
     pub(crate) fn expire(&self, mut freed: impl FnMut(Vec<Extent>, u64) -> bool) {
-        let Some(ttl) = self.config.ttl else { return };
+        let Some(ttl) = self.ttl() else { return };
         let since_s = *self.ahead_since_s.lock();
         let believed_after_s = BELIEVED_AFTER.min(ttl).as_secs() as u32;
         let is_believed =

@@ -2,15 +2,16 @@
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::collisions::Quarantine;
 use super::key_events::KeyEvents;
 use super::shard::{Pending, Shard};
 use crate::base::block::Extent;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
-use crate::base::sync::{IS_MODELLED, Mutex, MutexGuard};
+use crate::base::sync::{IS_MODELLED, Mutex, MutexGuard, RwLock};
 use crate::config::Config;
-use crate::evict::{EvictionIndex, Footprint, GhostCounts, Leases, Quotas};
+use crate::evict::{EvictionIndex, Footprint, GhostCounts, Leases, NamespaceId, Quota, Quotas};
 use crate::format::record::use_parts;
 use crate::index::file::table::Table;
 use crate::index::memory::shard::entries::Flag;
@@ -39,6 +40,10 @@ pub(crate) struct Index<S> {
     pub(crate) eviction_index: Mutex<EvictionIndex>,
     pub(crate) leases: Mutex<Leases>,
     pub(crate) quotas: Quotas,
+    /// By the number of their namespace, which stays what it is.
+    quota_by_namespace: RwLock<Vec<Option<Arc<Quota>>>>,
+    /// In milliseconds; `u64::MAX` for none.
+    ttl_ms: AtomicU64,
     /// Bytes that chunks can have: less than the capacity once the file system gives no more.
     pub(crate) usable_bytes: AtomicU64,
     pub(crate) pinned: Mutex<Footprint>,
@@ -63,6 +68,10 @@ impl<S> Deref for Index<S> {
     }
 }
 
+fn ttl_word(ttl: Option<Duration>) -> u64 {
+    ttl.map_or(u64::MAX, |ttl| ttl.as_millis() as u64)
+}
+
 /// Why a chunk is taken out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
@@ -83,6 +92,9 @@ impl<S> Index<S> {
             eviction_index: Mutex::new(EvictionIndex::new(config.eviction, quotas)),
             leases: Mutex::new(Leases::new(config.lease_s)),
             quotas: quotas.with_leases(config.lease_s),
+            // They are the first ones to get their numbers, in this order.
+            quota_by_namespace: RwLock::new(quotas.all().into_iter().map(Some).collect()),
+            ttl_ms: AtomicU64::new(ttl_word(config.ttl)),
             usable_bytes: AtomicU64::new(config.capacity_bytes()),
             pinned: Mutex::default(),
             ahead_since_s: Mutex::default(),
@@ -101,6 +113,51 @@ impl<S> Index<S> {
             verify_from: AtomicU64::new(u64::MAX),
             untrusted_before: AtomicU64::new(0),
         }
+    }
+
+    pub(crate) fn ttl(&self) -> Option<Duration> {
+        let ttl_ms = self.ttl_ms.load(Ordering::Relaxed);
+        (ttl_ms != u64::MAX).then_some(Duration::from_millis(ttl_ms))
+    }
+
+    /// It is that of what is stored already as well.
+    pub(crate) fn set_ttl(&self, ttl: Option<Duration>) {
+        self.ttl_ms.store(ttl_word(ttl), Ordering::Relaxed);
+    }
+
+    pub(crate) fn quota_of(&self, namespace: NamespaceId) -> Option<Arc<Quota>> {
+        self.quota_by_namespace.read().get(namespace as usize).cloned().flatten()
+    }
+
+    /// Gives a namespace a quota and an order of eviction of its own. All shards are locked meanwhile, so that what is pinned and
+    /// leased of it is counted once.
+    pub(crate) fn add_quota(&self, name: &str, quota: &Arc<Quota>) {
+        // In order, as of check().
+        let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
+        let mut eviction_index = self.eviction_index.lock();
+        let namespace = eviction_index.add_quota(name, quota);
+        {
+            let mut quotas = self.quota_by_namespace.write();
+            let length = quotas.len().max(namespace as usize + 1);
+            quotas.resize(length, None);
+            quotas[namespace as usize] = Some(Arc::clone(quota));
+        }
+        let entries = shards
+            .iter()
+            .flat_map(|shard| shard.lookup.iter().map(|found| shard.entries[found.entry]));
+        let mut chunks = Vec::new();
+        for entry in entries.filter(|entry| entry.namespace == namespace) {
+            if entry.is(Flag::Pinned) {
+                quota.pinned_bytes.fetch_add(entry.footprint().bytes, Ordering::Relaxed);
+            }
+            if entry.leased_until_s > self.now_s() {
+                quota.leases.lock().add(entry.leased_until_s, entry.footprint());
+            }
+            chunks.extend(entry.node.map(|node| (use_parts(entry.last_use).0, node)));
+        }
+        // The order of last use is all that is known by now of the one that they had.
+        chunks.sort_unstable();
+        chunks.into_iter().for_each(|(_, node)| eviction_index.join_pool(node, namespace));
     }
 
     pub(crate) fn would_hit(&self) -> [u64; 2] {
@@ -211,7 +268,7 @@ impl<S> Index<S> {
             }
             if entry.leased_until_s > 0 {
                 self.leases.lock().remove(entry.leased_until_s, entry.footprint());
-                if let Some(quota) = self.quotas.of(entry.namespace) {
+                if let Some(quota) = self.quota_of(entry.namespace) {
                     quota.leases.lock().remove(entry.leased_until_s, entry.footprint());
                 }
             }
@@ -232,7 +289,7 @@ impl<S> Index<S> {
             .evicted_bytes
             .load(Ordering::Relaxed)
             .saturating_sub(u64::from(ghost.since_mib) << 20);
-        let capacity_bytes = self.config.capacity_bytes();
+        let capacity_bytes = self.capacity_bytes();
         for (count, more_bytes) in self.would_hit.iter().zip([capacity_bytes / 2, capacity_bytes]) {
             count.fetch_add(u64::from(evicted_since <= more_bytes), Ordering::Relaxed);
         }

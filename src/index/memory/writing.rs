@@ -200,7 +200,7 @@ impl<S> Index<S> {
         }
         if entry.leased_until_s > 0 {
             self.leases.lock().add(entry.leased_until_s, entry.footprint());
-            if let Some(quota) = self.quotas.of(entry.namespace) {
+            if let Some(quota) = self.quota_of(entry.namespace) {
                 quota.leases.lock().add(entry.leased_until_s, entry.footprint());
             }
         }

@@ -19,7 +19,7 @@ use crate::index::file::table::{IndexState, Table};
 use crate::index::memory::map::Index;
 use crate::index::memory::shard::ChunkVersion;
 use crate::space_account::SpaceAccount;
-use crate::store::Store;
+use crate::store::{FileUse, Store};
 
 /// Generations of one session: more than it can use.
 const SESSION_GENERATIONS: u64 = 1 << 32;
@@ -57,8 +57,8 @@ impl UnreadIndex {
     }
 
     /// Unix time in ms at which the chunks of each data file were used on average, by its number.
-    pub(crate) fn mean_use_by_file(&self) -> HashMap<u32, u64> {
-        self.table.mean_use_by_file()
+    pub(crate) fn file_uses(&self) -> HashMap<u32, FileUse> {
+        self.table.file_uses()
     }
 
     /// Reads the records, and brings them and the data of `store` into agreement.

@@ -161,6 +161,12 @@ impl Account {
         self.arrived_bytes + self.leaving_bytes - self.refused_bytes
     }
 
+    /// What all files take, without their directories: also those that are being removed, but for what of these is promised to others.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let promised_bytes = self.promised_bytes.saturating_sub(self.arrived_bytes);
+        (self.live_bytes + self.leaving_bytes).saturating_sub(promised_bytes)
+    }
+
     /// Bytes being removed that are nobody's yet.
     pub(super) fn unpromised_bytes(&self) -> u64 {
         self.coming_bytes().saturating_sub(self.promised_bytes)

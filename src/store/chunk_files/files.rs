@@ -76,6 +76,12 @@ impl Files {
         room_bytes.saturating_sub(share_bytes.saturating_sub(others_bytes))
     }
 
+    /// Bytes being removed that can be promised to new files: not those by which the store is beyond a smaller capacity.
+    pub(super) fn promisable_bytes(&self, state: &FileState) -> u64 {
+        let over_bytes = self.space.used_bytes().saturating_sub(self.space.capacity_bytes());
+        state.account.unpromised_bytes().saturating_sub(over_bytes)
+    }
+
     /// Why `needed_bytes` cannot be had.
     pub(super) fn refusal(&self, state: &FileState, needed_bytes: u64) -> StoreError {
         if let Some((again, error)) = &state.refusal

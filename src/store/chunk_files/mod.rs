@@ -7,6 +7,7 @@ mod account;
 mod files;
 mod opening;
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -15,16 +16,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statfs::XFS_SUPER_MAGIC;
 
-use self::account::{Account, cost_bytes, directory_bytes};
+use self::account::{Account, cost_bytes};
 use self::files::{FileState, Files, remove_file};
 pub(crate) use self::opening::evicted_by_open;
-use self::opening::{longest_within, raise_open_files, scan};
+use self::opening::{longest_beside, raise_open_files, scan};
 use super::data_files::{list_data_files, make_home_private, probe, warn_if_buffered};
-use super::sizes::{index_share_bytes, longest_chunk_bytes};
-use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use super::{FileUse, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::base::block::{BLOCK_BYTES, Extent};
 use crate::base::log_limit::LogLimit;
-use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, Mutex};
 use crate::config::Layout;
@@ -47,7 +47,7 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct FileStore {
     files: Arc<Files>,
     geometry: Geometry,
-    max_chunk_bytes: u64,
+    max_chunk_bytes: AtomicU64,
     remover: Mutex<Option<JoinHandle<()>>>,
     /// A chunk was written since the last flush began.
     is_unsynced: AtomicBool,
@@ -112,10 +112,7 @@ impl FileStore {
                 .and_then(|()| directory.sync())
                 .map_err(directory.error("sync", CHUNKS_NAME))?;
         }
-        let spare_bytes = index_share_bytes(space.capacity_bytes);
-        let free_bytes = space.left_bytes().saturating_sub(spare_bytes + directory_bytes(1));
-        let most_bytes = longest_chunk_bytes(space.capacity_bytes);
-        let max_chunk_bytes = longest_within(free_bytes, most_bytes, unit_bytes);
+        let max_chunk_bytes = longest_beside(space.left_bytes(), &space, unit_bytes);
         let state = FileState { account, refusal: None, deferrals: 0, ends: None };
         let files = Arc::new(Files {
             directory: Arc::clone(directory),
@@ -133,6 +130,7 @@ impl FileStore {
         });
         let remover = files.start_removals().map_err(directory.error("start a thread for", ""))?;
         let (remover, is_unsynced) = (Mutex::new(Some(remover)), AtomicBool::new(false));
+        let max_chunk_bytes = AtomicU64::new(max_chunk_bytes);
         Ok(Self { files, geometry, max_chunk_bytes, remover, is_unsynced })
     }
 }
@@ -141,7 +139,7 @@ impl FreeSpace for FileStore {
     fn missing_blocks(&self, blocks: u32) -> Option<u64> {
         let state = self.files.state.lock();
         let needed = cost_bytes(blocks, state.account.unit_bytes);
-        let free = self.files.available_bytes(&state) + state.account.unpromised_bytes();
+        let free = self.files.available_bytes(&state) + self.files.promisable_bytes(&state);
         // In proportion: what goes gives back more than its blocks, too.
         Some((u64::from(blocks) * needed.saturating_sub(free)).div_ceil(needed))
     }
@@ -156,7 +154,8 @@ impl Store for FileStore {
         let now_bytes = needed_bytes.min(self.files.available_bytes(&state));
         let promised_bytes = needed_bytes - now_bytes;
         // The index may take the same meanwhile.
-        if promised_bytes > state.account.unpromised_bytes() || !space.reserve(now_bytes, 0) {
+        let is_reserved = || now_bytes == 0 || space.reserve(now_bytes, 0);
+        if promised_bytes > self.files.promisable_bytes(&state) || !is_reserved() {
             return Err(self.files.refusal(&state, needed_bytes));
         }
         Ok(state.account.give_out(blocks, digest, promised_bytes))
@@ -242,21 +241,34 @@ impl Store for FileStore {
         removed
     }
 
+    fn fit_capacity(&self, _file_uses: &dyn Fn() -> HashMap<u32, FileUse>) {
+        let space = &self.files.space;
+        let (unit_bytes, held_bytes) = {
+            let account = &self.files.state.lock().account;
+            (account.unit_bytes, account.held_bytes())
+        };
+        // As at an open: of the files only their directories count.
+        let others_bytes = space.used_bytes().saturating_sub(held_bytes);
+        let left_bytes = space.capacity_bytes().saturating_sub(others_bytes);
+        let longest_bytes = longest_beside(left_bytes, space, unit_bytes);
+        self.max_chunk_bytes.store(longest_bytes, Ordering::Relaxed);
+    }
+
     fn geometry(&self) -> Geometry {
         self.geometry
     }
 
     fn max_chunk_bytes(&self) -> u64 {
-        self.max_chunk_bytes
+        self.max_chunk_bytes.load(Ordering::Relaxed)
     }
 
     fn fill(&self) -> Fill {
         let state = self.files.state.lock();
         let allocated_bytes = state.account.live_bytes;
         // Also after a refusal: with nothing free, everything would be evicted for the sake of the watermarks.
-        let free_bytes = self.files.free_bytes(&state) + state.account.unpromised_bytes();
+        let free_bytes = self.files.free_bytes(&state) + self.files.promisable_bytes(&state);
         let over_bytes =
-            self.files.space.used_bytes().saturating_sub(self.files.space.capacity_bytes);
+            self.files.space.used_bytes().saturating_sub(self.files.space.capacity_bytes());
         // Opened with a smaller capacity, it can be over it.
         let total_bytes = match over_bytes.saturating_sub(state.account.unpromised_bytes()) {
             0 => allocated_bytes + free_bytes,

@@ -16,6 +16,7 @@ use crate::format::names::{
 };
 use crate::key::Digest;
 use crate::space_account::SpaceAccount;
+use crate::store::sizes::{index_share_bytes, longest_chunk_bytes};
 
 /// Open files that the process should be allowed: those of chunks in flight, the directories, and all others.
 const WANTED_OPEN_FILES: u64 = 16_384;
@@ -49,8 +50,15 @@ pub(super) fn scan(
     Ok(())
 }
 
+/// Longest chunk that fits into `left_bytes` of the space beside the share of the index.
+pub(super) fn longest_beside(left_bytes: u64, space: &SpaceAccount, unit_bytes: u64) -> u64 {
+    let spare_bytes = index_share_bytes(space.capacity_bytes());
+    let free_bytes = left_bytes.saturating_sub(spare_bytes + directory_bytes(1));
+    longest_within(free_bytes, longest_chunk_bytes(space.capacity_bytes()), unit_bytes)
+}
+
 /// Longest chunk of `most_bytes` or less whose file costs at most `free_bytes`.
-pub(super) fn longest_within(free_bytes: u64, most_bytes: u64, unit_bytes: u64) -> u64 {
+fn longest_within(free_bytes: u64, most_bytes: u64, unit_bytes: u64) -> u64 {
     let mut blocks = (free_bytes.min(most_bytes) / BLOCK_BYTES) as u32;
     while blocks > 0 && cost_bytes(blocks, unit_bytes) > free_bytes {
         blocks -= 1;

@@ -6,16 +6,19 @@ use std::io;
 use std::os::fd::AsFd;
 
 use super::data_file::{DataFile, list_data_files, remove_file};
-use crate::base::block::BLOCK_BYTES;
+use crate::base::block::{BLOCK_BYTES, MIB};
 use crate::config::Layout;
 use crate::directory::{Directory, make_private};
 use crate::error::OpenError;
 use crate::format::header::{HEADER_BYTES, Owner};
 use crate::format::names::{CHUNKS_NAME, data_file_name};
 use crate::space_account::SpaceAccount;
+use crate::store::FileUse;
 use crate::store::sizes::{
     SMALLEST_FILE_BYTES, file_bytes_within, index_share_bytes, on_disk_bytes,
 };
+
+const MIB_BLOCKS: u32 = (MIB / BLOCK_BYTES) as u32;
 
 /// Opens and locks the data files in `directory`; nothing of them is changed.
 ///
@@ -45,12 +48,12 @@ pub(crate) fn find_files(
 }
 
 /// Takes data files into the space. Where they no longer fit the capacity, the least recently used are removed, by
-/// `mean_use_by_file`.
+/// `file_uses`.
 pub(super) fn fit_files(
     mut found: Vec<FoundFile>,
     directory: &Directory,
     space: &SpaceAccount,
-    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+    file_uses: impl FnOnce() -> HashMap<u32, FileUse>,
 ) -> Result<Vec<FoundFile>, OpenError> {
     found.iter().for_each(|found| make_private(found.file.file.as_fd()));
     // Their owner died before they had space.
@@ -59,8 +62,8 @@ pub(super) fn fit_files(
     }
     let mut lengths: Vec<(u32, u32)> =
         found.iter().map(|file| (file.number, file.blocks)).collect();
-    let (room_bytes, reason) = room_for(&lengths, space);
-    let fitting = fitting_blocks(&mut lengths, room_bytes, mean_use_by_file);
+    let (room_bytes, reason) = room_for(&lengths, space, space.used_bytes());
+    let fitting = fitting_blocks(&mut lengths, room_bytes, file_uses);
     found.sort_by_key(|file| fitting.iter().position(|(number, _)| *number == file.number));
     let mut staying = Vec::new();
     for (mut file, (_, blocks)) in found.into_iter().zip(fitting) {
@@ -77,7 +80,7 @@ pub(super) fn fit_files(
 pub(crate) fn blocks_left_by_open(
     directory: &Directory,
     space: &SpaceAccount,
-    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+    file_uses: impl FnOnce() -> HashMap<u32, FileUse>,
 ) -> io::Result<HashMap<u32, u32>> {
     let mut lengths = Vec::new();
     for number in list_data_files(directory)? {
@@ -85,26 +88,34 @@ pub(crate) fn blocks_left_by_open(
         lengths.push((number, blocks_in(metadata.len())));
     }
     lengths.retain(|(_, blocks)| *blocks > 0);
-    let (room_bytes, _) = room_for(&lengths, space);
-    Ok(fitting_blocks(&mut lengths, room_bytes, mean_use_by_file).into_iter().collect())
+    let (room_bytes, _) = room_for(&lengths, space, space.used_bytes());
+    Ok(fitting_blocks(&mut lengths, room_bytes, file_uses).into_iter().collect())
 }
 
 fn blocks_in(length_bytes: u64) -> u32 {
     u32::try_from(length_bytes / BLOCK_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Which blocks of data files, by number and length, stay within `room_bytes`: those of the files that were used last, then a
-/// part of one, if that is worth a file. Sorts the files by that.
-fn fitting_blocks(
+/// Which blocks of data files, by number and length, stay within `room_bytes`: those of the files that were used last, up to the end
+/// of their chunks, then a part of one, if that is worth a file. Sorts the files by that.
+pub(super) fn fitting_blocks(
     lengths: &mut [(u32, u32)],
     mut room_bytes: u64,
-    mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+    file_uses: impl FnOnce() -> HashMap<u32, FileUse>,
 ) -> Vec<(u32, u32)> {
     let taken_bytes = |blocks: u32| on_disk_bytes(u64::from(blocks) * BLOCK_BYTES);
-    if lengths.iter().map(|(_, blocks)| taken_bytes(*blocks)).sum::<u64>() > room_bytes {
-        let mean_use = mean_use_by_file();
-        lengths.sort_by_key(|(number, _)| (Reverse(mean_use.get(number).copied()), *number));
+    let is_over = lengths.iter().map(|(_, blocks)| taken_bytes(*blocks)).sum::<u64>() > room_bytes;
+    let uses = if is_over { file_uses() } else { HashMap::new() };
+    if is_over {
+        let mean_ms = |number: &u32| uses.get(number).map(|one| one.mean_ms);
+        lengths.sort_by_key(|(number, _)| (Reverse(mean_ms(number)), *number));
     }
+    // A file that is filled in part takes no more from the others than its chunks do.
+    let least = (SMALLEST_FILE_BYTES / BLOCK_BYTES) as u32;
+    let filled = |number: &u32, blocks: u32| match uses.get(number) {
+        Some(one) => one.end_blocks.next_multiple_of(MIB_BLOCKS).max(least).min(blocks),
+        None => blocks,
+    };
     let mut fit = |blocks: u32| {
         let fitting_bytes = match taken_bytes(blocks) <= room_bytes {
             true => u64::from(blocks) * BLOCK_BYTES,
@@ -116,7 +127,7 @@ fn fitting_blocks(
         room_bytes -= on_disk_bytes(fitting_bytes);
         blocks_in(fitting_bytes)
     };
-    lengths.iter().map(|(number, blocks)| (*number, fit(*blocks))).collect()
+    lengths.iter().map(|(number, blocks)| (*number, fit(filled(number, *blocks)))).collect()
 }
 
 /// A data file that was there.
@@ -161,16 +172,18 @@ impl FoundFile {
     }
 }
 
-/// What the data files may take, and what bounds it. The index gets its share first: it has too little where data files were made
-/// before it, on a file system that has nothing left.
-fn room_for(lengths: &[(u32, u32)], space: &SpaceAccount) -> (u64, &'static str) {
+/// What the data files may take beside `index_bytes`, and what bounds it. The index gets its share first: it has too little where
+/// data files were made before it, on a file system that has nothing left.
+pub(super) fn room_for(
+    lengths: &[(u32, u32)],
+    space: &SpaceAccount,
+    index_bytes: u64,
+) -> (u64, &'static str) {
     let bytes = || lengths.iter().map(|(_, blocks)| u64::from(*blocks) * BLOCK_BYTES);
     let on_disk_bytes: u64 = bytes().map(on_disk_bytes).sum();
     let data_bytes: u64 = bytes().sum();
-    // There is nothing else yet.
-    let index_bytes = space.used_bytes();
     let file_system_bytes = on_disk_bytes.saturating_add(space.free_above_floor_bytes());
-    let left_bytes = space.left_bytes();
+    let left_bytes = space.capacity_bytes().saturating_sub(index_bytes);
     let share_bytes = index_share_bytes(data_bytes.min(left_bytes));
     let missing_bytes = (HEADER_BYTES + share_bytes).saturating_sub(index_bytes);
     let is_capacity = left_bytes < on_disk_bytes;
@@ -181,7 +194,10 @@ fn room_for(lengths: &[(u32, u32)], space: &SpaceAccount) -> (u64, &'static str)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::block::MIB;
+
+    fn room(lengths: &[(u32, u32)], space: &SpaceAccount) -> (u64, &'static str) {
+        room_for(lengths, space, space.used_bytes())
+    }
 
     /// Data files of these lengths, without blocks.
     fn found(sizes_mib: &[u64]) -> (tempfile::TempDir, Directory, Vec<FoundFile>) {
@@ -203,21 +219,21 @@ mod tests {
         let space = SpaceAccount::new(capacity_bytes);
         let beside = "beside the share of the index";
         let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
-        assert_eq!(room_for(&files, &space), (room_bytes, beside));
+        assert_eq!(room(&files, &space), (room_bytes, beside));
         // What it has is taken already.
         assert!(space.reserve(10 * MIB, 0));
-        assert_eq!(room_for(&files, &space), (room_bytes, beside));
+        assert_eq!(room(&files, &space), (room_bytes, beside));
         assert!(space.reserve(30 * MIB, 0));
-        assert_eq!(room_for(&files, &space), (capacity_bytes - 40 * MIB, beside));
+        assert_eq!(room(&files, &space), (capacity_bytes - 40 * MIB, beside));
         for (capacity_bytes, reason) in
             [(on_disk_bytes, beside), (on_disk_bytes - 1, "the capacity")]
         {
             let room_bytes = capacity_bytes - HEADER_BYTES - share_bytes;
-            assert_eq!(room_for(&files, &SpaceAccount::new(capacity_bytes)), (room_bytes, reason));
+            assert_eq!(room(&files, &SpaceAccount::new(capacity_bytes)), (room_bytes, reason));
         }
         // Of the data only what fits counts for the share.
         let room_bytes = 640 * MIB - HEADER_BYTES - 10 * MIB;
-        assert_eq!(room_for(&files, &SpaceAccount::new(640 * MIB)), (room_bytes, "the capacity"));
+        assert_eq!(room(&files, &SpaceAccount::new(640 * MIB)), (room_bytes, "the capacity"));
     }
 
     #[test]
@@ -225,7 +241,8 @@ mod tests {
         for last in [0, 1, 2] {
             let (_path, directory, files) = found(&[64, 64, 64]);
             let space = SpaceAccount::new(128 * MIB);
-            let used = HashMap::from([(last, 9), ((last + 1) % 3, 5)]);
+            let used = |mean_ms| FileUse { mean_ms, end_blocks: blocks_in(64 * MIB) };
+            let used = HashMap::from([(last, used(9)), ((last + 1) % 3, used(5))]);
             let fitting = fit_files(files, &directory, &space, || used).unwrap();
             let numbers: Vec<u32> = fitting.iter().map(|file| file.number).collect();
             assert_eq!(numbers, [last, (last + 1) % 3]);
@@ -238,6 +255,21 @@ mod tests {
             assert!(lengths.eq(blocks));
             assert_eq!(list_data_files(&directory).unwrap().len(), 2);
         }
+    }
+
+    /// The last file is filled in part, as one is that was made ahead of need.
+    #[test]
+    fn what_is_not_filled_takes_nothing_from_others() {
+        let mut lengths = [0, 1, 2].map(|number| (number, blocks_in(64 * MIB)));
+        let used = |mean_ms, mib: u64| FileUse { mean_ms, end_blocks: blocks_in(mib * MIB) };
+        let uses = HashMap::from([(0, used(1, 64)), (1, used(2, 64)), (2, used(3, 20))]);
+        let taken_bytes: u64 = [20, 64, 40].map(|mib| on_disk_bytes(mib * MIB)).iter().sum();
+        let room_bytes = taken_bytes + BLOCK_BYTES * 256;
+        let fitting = fitting_blocks(&mut lengths, room_bytes, || uses);
+        assert_eq!(
+            fitting,
+            [(2, 20), (1, 64), (0, 40)].map(|(file, mib)| (file, blocks_in(mib * MIB)))
+        );
     }
 
     #[test]

@@ -13,10 +13,10 @@ use super::sizes::{
     IndexShare, SMALLEST_FILE_BYTES, assured_file_bytes, file_bytes_within, index_share_bytes,
     longest_chunk_bytes, next_file_bytes, on_disk_bytes,
 };
-use super::{Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
+use super::{FileUse, Fill, FreeSpace, Geometry, Location, RecordsAreCleared, Store, StoreUsage};
 use crate::base::block::{BLOCK_BYTES, Extent, MIB};
 use crate::base::log_limit::LogLimit;
-use crate::base::sync::atomic::{AtomicBool, Ordering};
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::base::sync::{Mutex, RwLock};
 use crate::config::Discard;
 use crate::directory::Directory;
@@ -30,6 +30,7 @@ mod data_file;
 mod discards;
 mod found_files;
 mod growth;
+mod resizing;
 
 pub(crate) use data_file::{list_data_files, make_home_private, probe, warn_if_buffered};
 pub(crate) use found_files::{FoundFile, blocks_left_by_open, find_files};
@@ -46,7 +47,7 @@ pub(crate) struct ExtentStore {
     directory: Option<Arc<Directory>>,
     space: Arc<SpaceAccount>,
     geometry: Geometry,
-    max_chunk_bytes: u64,
+    max_chunk_bytes: AtomicU64,
     /// By number.
     files: RwLock<DataFiles>,
     allocator: Mutex<Allocator>,
@@ -69,15 +70,15 @@ const AHEAD_PART: u64 = 4;
 
 impl ExtentStore {
     /// Takes over the data files that were found. All of their space is unwritten until [`Store::rebuild`]. Where they no
-    /// longer fit the capacity, the least recently used are removed, by `mean_use_by_file`.
+    /// longer fit the capacity, the least recently used are removed, by `file_uses`.
     pub(crate) fn open(
         directory: &Arc<Directory>,
         found: Vec<FoundFile>,
         space: Arc<SpaceAccount>,
-        mean_use_by_file: impl FnOnce() -> HashMap<u32, u64>,
+        file_uses: impl FnOnce() -> HashMap<u32, FileUse>,
     ) -> Result<Self, OpenError> {
         make_home_private(directory)?;
-        let found = fit_files(found, directory, &space, mean_use_by_file)?;
+        let found = fit_files(found, directory, &space, file_uses)?;
         let geometry = match found.first() {
             Some(found) => found.file.geometry,
             None => probe(directory)?.0,
@@ -125,12 +126,12 @@ impl ExtentStore {
             allocator.add_file(number, blocks);
             files.insert(number, Arc::new(file));
         }
-        let max_chunk_bytes = longest.min(longest_chunk_bytes(space.capacity_bytes));
+        let max_chunk_bytes = longest.min(longest_chunk_bytes(space.capacity_bytes()));
         Self {
             directory: None,
             space,
             geometry,
-            max_chunk_bytes,
+            max_chunk_bytes: AtomicU64::new(max_chunk_bytes),
             files: RwLock::new(files),
             allocator: Mutex::new(allocator),
             refusal: Mutex::default(),
@@ -194,7 +195,7 @@ impl Store for ExtentStore {
             0 => true,
             blocks => self.allocator.lock().has_room(blocks),
         };
-        can_grow && (total_bytes - allocated_bytes < ahead_bytes || !has_room())
+        can_grow && (total_bytes.saturating_sub(allocated_bytes) < ahead_bytes || !has_room())
     }
 
     fn grow(&self, needed_bytes: u64, index: &dyn IndexShare) -> Result<(), StoreError> {
@@ -269,7 +270,7 @@ impl Store for ExtentStore {
     }
 
     fn max_chunk_bytes(&self) -> u64 {
-        self.max_chunk_bytes
+        self.max_chunk_bytes.load(Ordering::Relaxed)
     }
 
     fn fill(&self) -> Fill {
@@ -286,6 +287,23 @@ impl Store for ExtentStore {
 
     fn log_limits(&self) -> Vec<&LogLimit> {
         vec![&self.refusal_log]
+    }
+
+    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) {
+        self.limit_files(file_uses);
+    }
+
+    fn is_on_device(&self) -> bool {
+        self.directory.is_none()
+    }
+
+    fn limits(&self) -> Vec<(u32, u32)> {
+        let limited = self.allocator.lock().limited();
+        limited.into_iter().map(|(file, limit, _)| (file, limit)).collect()
+    }
+
+    fn give_back(&self) -> io::Result<()> {
+        self.cut_files()
     }
 
     fn usage(&self) -> StoreUsage {
@@ -324,7 +342,7 @@ impl Store for ExtentStore {
 
 /// Blocks of a device's data that `space`, in which its index is already, leaves to chunks.
 pub(crate) fn device_blocks(space: &SpaceAccount, data_bytes: u64, marks_bytes: u64) -> u64 {
-    let capacity_bytes = space.capacity_bytes;
+    let capacity_bytes = space.capacity_bytes();
     // The index keeps its share although it may not use it: else the data would be shorter with each open.
     let spare_bytes = index_share_bytes(capacity_bytes).next_multiple_of(MIB);
     let for_index = space.used_bytes().max(HEADER_BYTES + spare_bytes);

@@ -2,7 +2,7 @@
 //! block it is, of which version, and which one of them. The index is a file in memory. A process on it can be killed at
 //! any transfer: what it leaves is put in place before the next one starts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl TagDisk {
         let disk = Arc::clone(self);
         Connector::open_with_engine(config, move |_, waker| {
             let (disk, random) = (Arc::clone(&disk), Random::new(seed));
-            Ok(TagEngine { disk, waker, random, names: HashMap::new(), done: Vec::new() })
+            Ok(TagEngine { disk, waker, random, done: Vec::new() })
         })
     }
 
@@ -110,15 +110,14 @@ impl TagDisk {
         let mut state = self.state.lock();
         let Some(image) = state.image.take() else { return };
         std::fs::write(self.directory.join(INDEX), image.index).unwrap();
-        for name in self.data_files() {
-            let path = self.directory.join(&name);
-            match image.data_files.get(&name) {
-                None => std::fs::remove_file(path).unwrap(),
-                Some(length) if path.metadata().unwrap().len() > *length => {
-                    File::options().write(true).open(path).unwrap().set_len(*length).unwrap();
-                }
-                Some(_) => {}
-            }
+        for name in self.data_files().filter(|name| !image.data_files.contains_key(name)) {
+            std::fs::remove_file(self.directory.join(&name)).unwrap();
+        }
+        // Made, lengthened, shortened or removed after the kill.
+        for (name, length) in &image.data_files {
+            let mut options = File::options();
+            let file = options.write(true).create(true).truncate(false);
+            file.open(self.directory.join(name)).unwrap().set_len(*length).unwrap();
         }
         state.blocks = image.blocks;
         self.was_killed.store(false, Ordering::SeqCst);
@@ -129,26 +128,16 @@ struct TagEngine {
     disk: Arc<TagDisk>,
     waker: Arc<Waker>,
     random: Random,
-    /// Which file a descriptor is of.
-    names: HashMap<RawFd, String>,
     /// Submitted; those with a transfer are still to be done.
     done: Vec<(Reaped, Option<Transfer>)>,
 }
 
 impl TagEngine {
-    fn name(&mut self, file: RawFd) -> String {
-        let name = || {
-            let path = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
-            path.file_name().unwrap().to_str().unwrap().to_owned()
-        };
-        self.names.entry(file).or_insert_with(name).clone()
-    }
-
     fn transfer(&mut self, transfer: &Transfer) -> i32 {
         // SAFETY: the submitter vouches for the vectors until the transfer is reaped.
         let vectors =
             unsafe { std::slice::from_raw_parts(transfer.vectors, transfer.vector_count) };
-        let name = self.name(transfer.file);
+        let name = name(transfer.file);
         let mut state = self.disk.state.lock();
         let blocks = state.blocks.entry(name).or_default();
         let mut offset = transfer.offset_bytes as usize;
@@ -179,6 +168,12 @@ impl TagEngine {
         }
         (offset - transfer.offset_bytes as usize) as i32
     }
+}
+
+/// Which file a descriptor is of: another one, once a data file was removed.
+fn name(file: RawFd) -> String {
+    let path = std::fs::read_link(format!("/proc/self/fd/{file}")).unwrap();
+    path.file_name().unwrap().to_str().unwrap().to_owned()
 }
 
 impl Engine for TagEngine {

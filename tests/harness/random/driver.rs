@@ -4,19 +4,25 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvring::OptionValue;
 
 use super::acts::Waiting;
 use super::content::{Arena, Contents};
 use super::session::{KEYS, Session, quota_bytes};
 use super::step::{Did, Guard};
 use crate::common::random::Random;
-use crate::common::{Client, on_disk_bytes};
+use crate::common::{Client, MIB, on_disk_bytes};
 use crate::judge;
 use crate::ledger::Ledger;
 use crate::plan::{Call, Chunk, name};
 
 /// Steps between two looks at everything.
 const STEPS_PER_CHECK: u64 = 64;
+/// Steps between two changes of the capacity.
+const STEPS_PER_RESIZE: u64 = 128;
+const LONGEST_RESIZE: Duration = Duration::from_secs(60);
 const CALLS: [(Call, u64); 9] = [
     (Call::Set, 832),
     (Call::Get, 562),
@@ -213,6 +219,38 @@ impl<'a> Driver<'a> {
         }
         self.judge(&log)?;
         self.before.clear();
+        if !self.session.has_guards && self.random.one_of(STEPS_PER_RESIZE) {
+            self.resize()?;
+        }
         self.keeps_to_capacity()
+    }
+
+    /// Gives it another capacity, up to that of the session. As nothing has to stay it is within that soon.
+    fn resize(&mut self) -> Result<(), String> {
+        let quarters = if self.session.capacity_bytes < 64 * MIB { 3 } else { 2 };
+        let capacity_bytes =
+            self.session.capacity_bytes / 4 * (quarters + self.random.below(3)).min(4);
+        let value = OptionValue::Integer(capacity_bytes.into());
+        let changed = self.client.connector.change_limits([("capacity".to_owned(), value)]);
+        // Too little for the index.
+        if changed.is_err() {
+            return Ok(());
+        }
+        self.ledger.count("resizes", 1);
+        let start = Instant::now();
+        while !self.is_dead() && self.client.connector.stats().used_bytes > capacity_bytes {
+            if start.elapsed() > LONGEST_RESIZE {
+                return Err(format!(
+                    "not within {capacity_bytes} bytes: {:?}",
+                    self.client.connector.stats()
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let on_disk = on_disk_bytes(self.path);
+        match on_disk <= capacity_bytes || self.is_dead() {
+            true => Ok(()),
+            false => Err(format!("{on_disk} bytes on disk of {capacity_bytes} after a resize")),
+        }
     }
 }

@@ -281,6 +281,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, String> {
         ("evicted", "chunks evicted"),
         ("expired", "expired"),
         ("purged", "purged"),
+        ("resizes", "resizes"),
         ("guarded", "times something guarded"),
         ("checks", "checks"),
         ("most_permille", "permille of the capacity allocated at most"),

@@ -8,6 +8,7 @@ mod common;
 mod adaptive;
 mod capacity;
 mod growth;
+mod live_limits;
 mod must_stay;
 mod namespaces;
 mod path_limits;

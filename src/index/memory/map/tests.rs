@@ -140,7 +140,7 @@ fn a_colliding_key_does_not_exist() {
 fn what_is_used_or_stored_by_a_clock_that_is_behind_expires_no_earlier() {
     let (_directory, mut index) = index();
     let now_ms = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    index.config.ttl = Some(Duration::from_millis(50_000));
+    index.set_ttl(Some(Duration::from_millis(50_000)));
     index.config.clock = Clock::by_hand(Arc::clone(&now_ms));
     let key: Arc<str> = "one".into();
     let digest = Digest::of(&key);
