@@ -508,7 +508,7 @@ class Connector:
     def change_limits(
         self,
         *,
-        capacity: _Capacities | None = None,
+        capacity: Capacities | None = None,
         ttl: float | str | None = None,
         quotas: Mapping[str, int | str] | None = None,
     ) -> None:

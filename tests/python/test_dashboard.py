@@ -107,5 +107,7 @@ def test_every_metric_of_the_dashboard_is_there_and_every_metric_is_on_it(client
         "kvring_abandoned_operations_total",
         "kvring_removed_bytes_total",
         "kvring_stored_bytes",
+        # Where a drive has write streams.
+        "kvring_stream_written_bytes_total",
     }
     assert {name for name in names if name not in text} == left_out
