@@ -14,7 +14,12 @@ from kvring._native import KvRingError
 from kvring.owner_address import Look, Place, at_file, is_of_inode, is_socket, look_at, names_at
 from kvring.socket_peers import Line, OtherUserError, check_not_stopped, check_user, peer_of
 
-__all__ = ["ask", "connect"]
+__all__ = ["LOOKS", "ask", "connect"]
+
+# Requests that change nothing, and need no disk.
+LOOKS: Final = ("stats", "history")
+# Nobody is there, which says nothing of who is elsewhere.
+_ABSENT: Final = (FileNotFoundError, ConnectionRefusedError)
 
 # Of a request.
 _REQUEST_DEADLINE_S: Final = 5.0
@@ -81,7 +86,8 @@ def connect(
 ) -> socket.socket:
     """Connect to the owner of the store at `path`, and send it a request.
 
-    The disk is looked at only if one name does not settle who it is.
+    To look, the disk is looked at only if one name does not settle who it is. A change goes to the
+    file in the store, so that it is this store's; by name where the disk does not tell.
 
     Raises:
         OtherUserError: Who listens there may not be the owner: nothing was sent.
@@ -97,36 +103,63 @@ def connect(
             place = look(path, index_path)
         return place
 
-    strangers: list[OtherUserError] = []
-    for name in _names_of_owner(path, place_now):
-        # Else it was closed just now.
-        with suppress(ConnectionRefusedError), _kept(strangers):
-            return _asked(name, path, request, place_now, deadline_s)
-    try:
-        has_file = not place_now().is_device
-    except OSError as error:
-        raise (*strangers, error)[0] from None
-    if not has_file:
-        raise (*strangers, ConnectionRefusedError())[0]
-    with at_file(path) as (address, directory):
-        if not is_socket(directory):
-            raise ConnectionRefusedError
-        return _asked(address, path, request, place_now, deadline_s)
+    ways = (_by_name, _by_file) if request["ask"] in LOOKS else (_by_file, _by_name)
+    errors: list[OSError] = []
+    for way in ways:
+        with _noted_in(errors):
+            return way(path, request, place_now, deadline_s)
+    telling = [one for one in errors if not isinstance(one, _ABSENT)]
+    raise telling[0] if telling else errors[ways.index(_by_file)]
 
 
 @contextmanager
-def _kept(strangers: list[OtherUserError]) -> Iterator[None]:
-    """Go on after somebody who is not the owner: the next one may be."""
+def _noted_in(errors: list[OSError]) -> Iterator[None]:
+    """Go on after an error: the next one may be the owner."""
     try:
         yield
-    except OtherUserError as error:
-        strangers.append(error)
+    except OSError as error:
+        errors.append(error)
 
 
-def _names_of_owner(path: Path, look: Callable[[], Place]) -> list[str]:
-    """Return the names under which the owner may listen."""
+def _by_name(
+    path: Path, request: dict[str, Any], look: Callable[[], Place], deadline_s: float
+) -> socket.socket:
+    """Ask the owner under a name; anybody may listen under one, so each is tried.
+
+    Raises:
+        OSError: Of the first one that does not answer.
+    """
+    errors: list[OSError] = []
+    for name in _names_of_owner(path, look, may_move=request["ask"] in LOOKS):
+        with _noted_in(errors):
+            return _asked(name, path, request, look, deadline_s)
+    telling = [one for one in errors if not isinstance(one, _ABSENT)]
+    raise (*telling, ConnectionRefusedError())[0]
+
+
+def _by_file(
+    path: Path, request: dict[str, Any], look: Callable[[], Place], deadline_s: float
+) -> socket.socket:
+    """Ask the owner at the file in its directory.
+
+    Raises:
+        OSError: The disk does not tell, there is no file, or nobody answers.
+    """
+    if look().is_device:
+        raise ConnectionRefusedError
+    with at_file(path) as (address, directory):
+        if not is_socket(directory):
+            raise ConnectionRefusedError
+        return _asked(address, path, request, look, deadline_s)
+
+
+def _names_of_owner(path: Path, look: Callable[[], Place], *, may_move: bool) -> list[str]:
+    """Return the names under which the owner may listen.
+
+    With `may_move` the only one there is will do, though its directory may be elsewhere by now.
+    """
     found = names_at(path)
-    if len(found) == 1:
+    if may_move and len(found) == 1:
         return found
     try:
         place = look()

@@ -18,11 +18,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvring._native import Connector, KvRingError, __version__
 from kvring.forks import close_in_forks
 from kvring.owner_address import SOCKET_NAME, at_file, is_socket, names
+from kvring.owner_requests import LOOKS
 from kvring.sampler import Sampler, stats_of
 from kvring.socket_peers import OUT_OF_DESCRIPTORS, PAUSE_S, Line, peer_of
 
@@ -32,8 +33,17 @@ _MOST_REQUEST_BYTES: Final = 64 << 10
 _MOST_WAITING: Final = 16
 # Of a request: one that does not come must not keep others waiting for longer.
 _REQUEST_DEADLINE_S: Final = 5.0
-# What is answered at once.
-_LOOKS: Final = ("stats", "history")
+# What is answered under the name of a directory, which anybody of the network namespace sees: to
+# know that file takes no right to the store. A purge loses hits alone, and a dead disk takes it.
+_ANSWERED_BY_NAME: Final = (*LOOKS, "purge")
+
+
+class _Listener(NamedTuple):
+    """For which path one listens, and whether those who ask have come to its file."""
+
+    path: Path
+    is_trusted: bool
+
 
 _logger = logging.getLogger(__name__)
 
@@ -48,8 +58,7 @@ class OwnerSocket:
         """Listen for each path; where that cannot be, the log says so and all else goes on."""
         self._store = weakref.ref(store)
         self._process_id = os.getpid()
-        # The path for which it listens, of each.
-        self._listening: dict[socket.socket, Path] = {}
+        self._listening: dict[socket.socket, _Listener] = {}
         self._servers: dict[str, Callable[[socket.socket], None]] = {}
         self.sampler: Final = Sampler(store)
         close_in_forks(self)
@@ -87,13 +96,13 @@ class OwnerSocket:
     def _listen(self, path: Path) -> None:
         for name in names(path):
             with _told_if_it_fails(path, "a name"):
-                self._listen_at(path, name)
+                self._listen_at(name, _Listener(path, is_trusted=path.is_block_device()))
         if not path.is_block_device():
             with _told_if_it_fails(path, SOCKET_NAME), at_file(path) as (address, directory):
                 _remove_stale(directory)
-                self._listen_at(path, address)
+                self._listen_at(address, _Listener(path, is_trusted=True))
 
-    def _listen_at(self, path: Path, address: str) -> None:
+    def _listen_at(self, address: str, listener: _Listener) -> None:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # bind() gives a file the mode of the socket.
@@ -105,19 +114,21 @@ class OwnerSocket:
         except BaseException:
             one.close()
             raise
-        self._listening[one] = path
+        self._listening[one] = listener
 
     def _serve(self) -> None:
         # They are for the threads of the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         poll = select.poll()
-        listening = {one.fileno(): (one, path) for one, path in self._listening.items()}
+        listening = {one.fileno(): (one, listener) for one, listener in self._listening.items()}
         for descriptor in listening:
             poll.register(descriptor, select.POLLIN)
         while self._listening:
-            self.sampler.sample_if_due()
+            # A page without a sample is better than a store that nobody can ask.
+            with suppress(Exception):
+                self.sampler.sample_if_due()
             for descriptor, _ in poll.poll(math.ceil(self.sampler.wait_s() * 1000)):
-                one, path = listening[descriptor]
+                one, listener = listening[descriptor]
                 try:
                     connection, _ = one.accept()
                 except OSError as error:
@@ -125,10 +136,11 @@ class OwnerSocket:
                     if error.errno in OUT_OF_DESCRIPTORS:
                         time.sleep(PAUSE_S)
                     continue
-                with connection, suppress(OSError):
-                    self._answer(connection, path)
+                # Whatever goes wrong for one, the next one is answered.
+                with connection, suppress(Exception):
+                    self._answer(connection, listener)
 
-    def _answer(self, connection: socket.socket, path: Path) -> None:
+    def _answer(self, connection: socket.socket, listener: _Listener) -> None:
         _, user_id = peer_of(connection)
         # The abstract namespace has no modes.
         if user_id not in (0, os.geteuid()):
@@ -136,23 +148,43 @@ class OwnerSocket:
         line = Line(connection).read(_MOST_REQUEST_BYTES, _REQUEST_DEADLINE_S)
         try:
             request = json.loads(line)
+            if not listener.is_trusted and request["ask"] not in _ANSWERED_BY_NAME:
+                message = (
+                    f"{request['ask']!r} is answered at {SOCKET_NAME} in {listener.path} alone"
+                )
+                raise PermissionError(message)
             serve = self._servers.get(request["ask"])
-            if serve is None and request["ask"] in _LOOKS:
-                _reply(connection, lambda: self._look(request["ask"], path))
+            if serve is None and request["ask"] in LOOKS:
+                _reply(connection, lambda: self._look(request["ask"], listener.path))
                 return
+            self._start(connection, request, serve)
         except Exception as error:  # noqa: BLE001 - whatever is asked, the next one is answered
             _send(connection, {"error": str(error) or type(error).__name__})
-            return
+
+    def _start(
+        self,
+        connection: socket.socket,
+        request: dict[str, Any],
+        serve: Callable[[socket.socket], None] | None,
+    ) -> None:
+        """Serve in a thread: a disk that has to be waited for keeps nobody else waiting.
+
+        Raises:
+            RuntimeError: No thread is to be had.
+        """
 
         def change(own: socket.socket) -> None:
             with own, suppress(OSError):
                 _reply(own, lambda: self._change(request))
 
-        # What may wait for the disk keeps nobody else waiting. What is left of the connection here
-        # is closed.
         name = "kvring-change" if serve is None else "kvring-reads"
-        own = (connection.dup(),)
-        threading.Thread(target=serve or change, args=own, name=name, daemon=True).start()
+        # The thread closes it.
+        own = connection.dup()
+        try:
+            threading.Thread(target=serve or change, args=(own,), name=name, daemon=True).start()
+        except RuntimeError:
+            own.close()
+            raise
 
     def _open_store(self) -> Connector:
         store = self._store()

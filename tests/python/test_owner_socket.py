@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,71 @@ def test_an_owner_is_found_by_name_while_that_of_the_one_before_is_taken(
             (store_directory / SOCKET).unlink()
             assert ask(store_directory, None, {"ask": "stats"})["process_id"] == os.getpid()
     assert "cannot ask" not in caplog.text
+
+
+@pytest.mark.parametrize("request_name", ["epoch", "resize", "reads"])
+def test_a_name_is_no_right_to_the_store(
+    client: Client, store_directory: Path, request_name: str
+) -> None:
+    """Who is in the network namespace sees the names, also from a container without the disk."""
+    assert client.stat("keys") == 0
+    (store_directory / SOCKET).unlink()
+    request = {"ask": request_name, "name": "new", "capacities": []}
+    with pytest.raises(kvring.KvRingError, match=f"answered at {SOCKET} in "):
+        ask(store_directory, None, request)
+    assert ask(store_directory, None, {"ask": "purge", "namespace": "none"})["keys"] == 0
+
+
+def test_a_change_is_not_made_in_a_store_that_was_moved_away(
+    open_client: Callable[..., Client], store_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kvring.Connector(store_directory, "64MiB") as other:
+        Client(other).store({make_key(1): b"other"})
+    store_directory.rename(other_directory := store_directory.with_name("other"))
+    client = open_client()
+    client.store({make_key(2): b"moved"})
+    store_directory.rename(store_directory.with_name("moved"))
+    other_directory.rename(store_directory)
+    assert main(["purge", str(store_directory), "--namespace=test/model", "--yes"]) == 0
+    assert "removed 1 chunk, " in capsys.readouterr().out
+    assert client.stat("keys") == 1
+    with kvring.Connector(store_directory, "64MiB") as other:
+        assert other.stats()["keys"] == 0
+
+
+def test_a_name_that_does_not_answer_hides_no_owner(client: Client, store_directory: Path) -> None:
+    """Anybody may take a name, and accept nobody: its queue is full then."""
+    assert client.stat("keys") == 0
+    blocked = []
+    try:
+        for name in names(store_directory) * 8:
+            # Before and behind that of the owner, in whatever order the kernel lists them.
+            blocked.append(listener := socket.socket(socket.AF_UNIX))
+            listener.bind(f"{name[:-2]}{len(blocked):02}")
+            listener.listen(0)
+            blocked.append(waiting := socket.socket(socket.AF_UNIX))
+            waiting.connect(listener.getsockname())
+        for request in ({"ask": "stats"}, {"ask": "purge", "namespace": "none"}):
+            assert ask(store_directory, None, request) is not None
+    finally:
+        for one in blocked:
+            one.close()
+
+
+def test_an_owner_without_a_thread_to_be_had_answers_later(
+    client: Client, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.stat("keys") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", _no_thread)
+        with pytest.raises(kvring.KvRingError, match="can't start new thread"):
+            ask(store_directory, None, {"ask": "purge", "namespace": "none"})
+    assert ask(store_directory, None, {"ask": "purge", "namespace": "none"})["keys"] == 0
+
+
+def _no_thread(_: threading.Thread) -> None:
+    message = "can't start new thread"
+    raise RuntimeError(message)
 
 
 @pytest.mark.parametrize("first", ["link", "target"])
