@@ -83,7 +83,7 @@ impl Geometry {
         let optimal =
             ask(block_device::OPTIMAL_IO_BYTES, "optimal_io_size")?.filter(|bytes| *bytes > 0);
         // Never found out by trying: older kernels ignore the stream of a write.
-        let streams = is_device.then(|| queue("max_write_streams")).flatten();
+        let streams = is_device.then(|| write_streams(&directory)).flatten();
         Ok(Self {
             direct,
             memory_alignment_bytes,
@@ -109,6 +109,11 @@ fn queue_attribute(directory: &Path, name: &str) -> Option<String> {
     ["queue", "../queue"].into_iter().find_map(read).map(|text| text.trim().to_owned())
 }
 
+/// How many write streams the block device takes that sysfs describes there. To a partition the kernel gives none of those of its disk.
+fn write_streams(directory: &Path) -> Option<u64> {
+    fs::read_to_string(directory.join("queue/max_write_streams")).ok()?.trim().parse().ok()
+}
+
 /// Whether the block device that sysfs describes there has zones that are written in order only.
 pub(super) fn is_host_managed(directory: &Path) -> bool {
     queue_attribute(directory, "zoned").is_some_and(|model| model == "host-managed")
@@ -129,6 +134,18 @@ fn direct_alignment(file: &File) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_partition_has_none_of_the_write_streams_of_its_disk() {
+        let disk = tempfile::tempdir().unwrap();
+        let partition = disk.path().join("partition");
+        fs::create_dir_all(disk.path().join("queue")).unwrap();
+        fs::create_dir(&partition).unwrap();
+        fs::write(disk.path().join("queue/max_write_streams"), "4\n").unwrap();
+        assert_eq!(write_streams(disk.path()), Some(4));
+        assert_eq!(queue_attribute(&partition, "max_write_streams").as_deref(), Some("4"));
+        assert_eq!(write_streams(&partition), None);
+    }
 
     #[test]
     fn zones_are_those_of_the_disk() {

@@ -8,17 +8,23 @@ from kvring.cli.doctor.data_placement import PlacementStatistics, look_at_placem
 
 
 @pytest.mark.parametrize(
-    ("count", "file_system", "level", "part"),
+    ("count", "file_system", "is_partition", "level", "part"),
     [
-        (None, None, "OK", "Linux 6.16"),
-        (0, None, "OK", "has none"),
-        (2, None, "NOTE", "needs 3"),
-        (4, None, "OK", "has 4, with reclaim units of 16.0 MiB"),
-        (4, "ext4", "NOTE", "ext4 ignores them"),
+        (None, None, False, "OK", "Linux 6.16"),
+        (0, None, False, "OK", "has none"),
+        (2, None, False, "NOTE", "needs 3"),
+        (4, None, False, "OK", "has 4, with reclaim units of 16.0 MiB"),
+        (4, "ext4", False, "NOTE", "ext4 ignores them"),
+        (4, None, True, "NOTE", "has 4, and a partition of it none"),
     ],
 )
 def test_write_streams_of_a_drive(
-    tmp_path: Path, count: int | None, file_system: str | None, level: str, part: str
+    tmp_path: Path,
+    count: int | None,
+    file_system: str | None,
+    is_partition: bool,
+    level: str,
+    part: str,
 ) -> None:
     # No drive has this name: of what it wrote nothing can be read.
     drive = tmp_path / "nvme99n1"
@@ -27,9 +33,9 @@ def test_write_streams_of_a_drive(
         (drive / "queue" / "max_write_streams").write_text(f"{count}\n", encoding="ascii")
         granularity = drive / "queue" / "write_stream_granularity"
         granularity.write_text("16777216\n", encoding="ascii")
-    found, *others = look_at_placement(drive, drive, file_system)
+    found, *others = look_at_placement(drive, drive, file_system, is_partition=is_partition)
     assert (found.level.name, part in found.what) == (level, True), found
-    assert [one.level.name for one in others] == (["NOTE"] if count else [])
+    assert [one.level.name for one in others] == (["NOTE"] if count and not is_partition else [])
     assert all("No such file" in one.what for one in others), others
 
 

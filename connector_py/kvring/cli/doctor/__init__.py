@@ -9,7 +9,13 @@ from rich.text import Text
 from kvring import ConfigError
 from kvring._native import size_bytes
 from kvring.cli.doctor.data_placement import look_at_placement
-from kvring.cli.doctor.drive import device_below, drives_below, drives_of_mount, look_at_drive
+from kvring.cli.doctor.drive import (
+    device_below,
+    drives_below,
+    drives_of_mount,
+    is_partition,
+    look_at_drive,
+)
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.doctor.left_memory import look_at_left_memory
 from kvring.cli.doctor.place import (
@@ -81,7 +87,9 @@ def _findings(path: Path | None, capacity_bytes: int | None) -> list[Finding]:
     file_system = None if there.is_block_device() else file_system_of(there)
     for drive in drives_below(there):
         findings += look_at_drive(drive, is_bare=path.is_block_device())
-        findings += look_at_placement(device or drive, drive, file_system)
+        findings += look_at_placement(
+            device or drive, drive, file_system, is_partition=is_partition(there)
+        )
     if not any(one.level == Level.ERROR for one in findings):
         findings += try_a_store(path)
     return findings

@@ -49,13 +49,16 @@ class PlacementStatistics(NamedTuple):
         return f"{both} flash: write amplification {ratio:.2f}"
 
 
-def look_at_placement(device: Path, drive: Path, file_system: str | None) -> Iterator[Finding]:
+def look_at_placement(
+    device: Path, drive: Path, file_system: str | None, *, is_partition: bool
+) -> Iterator[Finding]:
     """Look at the write streams of what a path is on.
 
     Args:
         device: Directory in sysfs of the block device that the path is, or lies on.
         drive: That of a drive below it.
         file_system: What kind is on the device; None if kvring has it without one.
+        is_partition: Whether the path is one.
     """
     text = _text(device / "queue" / "max_write_streams")
     if not text:
@@ -68,6 +71,11 @@ def look_at_placement(device: Path, drive: Path, file_system: str | None) -> Ite
         if drive.name.startswith("nvme"):
             what = f"{device.name} has none (NVMe FDP): `write_streams` has no effect"
             yield Finding(Level.OK, _CHECK, what)
+        return
+    if is_partition:
+        what = f"{device.name} has {count}, and a partition of it none"
+        remedy = "give kvring the whole drive if `write_streams` is to have an effect"
+        yield Finding(Level.NOTE, _CHECK, what, remedy)
         return
     unit_bytes = int(_text(device / "queue" / "write_stream_granularity") or 0)
     what = f"{device.name} has {count}, with reclaim units of {size_text(unit_bytes)}"

@@ -13,7 +13,7 @@ from kvring.cli.disk import BoundedLook
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.mounts import mount_at
 
-__all__ = ["device_below", "drives_below", "drives_of_mount", "look_at_drive"]
+__all__ = ["device_below", "drives_below", "drives_of_mount", "is_partition", "look_at_drive"]
 
 _SMARTCTL_DEADLINE_S = 10.0
 _MOST_USED_PERCENT = 80
@@ -47,6 +47,14 @@ def device_below(path: Path) -> Path | None:
     status = path.stat()
     number = status.st_rdev if path.is_block_device() else status.st_dev
     return _device(f"{os.major(number)}:{os.minor(number)}")
+
+
+def is_partition(path: Path) -> bool:
+    """Tell whether a path is a partition of a drive."""
+    if not path.is_block_device():
+        return False
+    number = path.stat().st_rdev
+    return (_DEVICES / f"{os.major(number)}:{os.minor(number)}" / "partition").exists()
 
 
 def _device(number: str) -> Path | None:
