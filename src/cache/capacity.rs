@@ -39,7 +39,11 @@ impl Cache {
             if is_over() {
                 self.index.fit_reserve();
             }
-            self.store.fit_capacity(&|| self.index.file_uses());
+            if !self.store.fit_capacity(&|| self.index.file_uses()) {
+                // Once the data file is made; the next look is at hand.
+                self.are_limits_new.store(true, Ordering::SeqCst);
+                return;
+            }
         }
         match &*self.store.limits() {
             [] if is_over() => self.evict_beyond_capacity(),

@@ -51,7 +51,10 @@ pub enum LimitError {
          min_free; free space there, or take less"
     )]
     NoSpace { path: PathBuf, capacity: ByteSize, most: ByteSize },
-    #[error("{count} namespaces would have quotas; there can be {MAX_QUOTAS}")]
+    #[error(
+        "{count} namespaces would have had quotas since the open, and {MAX_QUOTAS} can: close the store, and open it again with \
+         those that it is to have"
+    )]
     TooManyQuotas { count: usize },
 }
 

@@ -132,8 +132,8 @@ pub(crate) trait Store: FreeSpace + Send + Sync {
     }
 
     /// The capacity is another one: no more is given out than fits it. Of data files those stay that were used last, by
-    /// `file_uses`.
-    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>);
+    /// `file_uses`. Says whether it was done: not while one is being made.
+    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) -> bool;
 
     /// Whether its space is a part of a block device, and stays what it is.
     fn is_on_device(&self) -> bool {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytesize::ByteSize;
 use log::Level::{Error, Warn};
 
 use super::changes::Changes;
@@ -119,8 +120,9 @@ impl Table {
             && !space.reserve(bytes, space.capacity_bytes() / OPENED_PART)
         {
             reset = Some(format!(
-                "its {bytes} bytes no longer fit the capacity of {}",
-                space.capacity_bytes()
+                "its {} no longer fit the capacity of {}",
+                ByteSize(bytes),
+                ByteSize(space.capacity_bytes())
             ));
         }
         let session = if reset.is_some() {

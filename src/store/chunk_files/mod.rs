@@ -241,7 +241,7 @@ impl Store for FileStore {
         removed
     }
 
-    fn fit_capacity(&self, _file_uses: &dyn Fn() -> HashMap<u32, FileUse>) {
+    fn fit_capacity(&self, _file_uses: &dyn Fn() -> HashMap<u32, FileUse>) -> bool {
         let space = &self.files.space;
         let (unit_bytes, held_bytes) = {
             let account = &self.files.state.lock().account;
@@ -252,6 +252,7 @@ impl Store for FileStore {
         let left_bytes = space.capacity_bytes().saturating_sub(others_bytes);
         let longest_bytes = longest_beside(left_bytes, space, unit_bytes);
         self.max_chunk_bytes.store(longest_bytes, Ordering::Relaxed);
+        true
     }
 
     fn geometry(&self) -> Geometry {

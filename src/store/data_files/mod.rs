@@ -289,8 +289,8 @@ impl Store for ExtentStore {
         vec![&self.refusal_log]
     }
 
-    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) {
-        self.limit_files(file_uses);
+    fn fit_capacity(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) -> bool {
+        self.limit_files(file_uses)
     }
 
     fn is_on_device(&self) -> bool {

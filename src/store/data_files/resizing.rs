@@ -14,10 +14,14 @@ impl ExtentStore {
         assured.max(longest.unwrap_or(0)).min(longest_chunk_bytes(self.space.capacity_bytes()))
     }
 
-    /// Limits the data files to what fits the capacity. Nothing while one is being made: it counts as part of the index then.
-    pub(super) fn limit_files(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) {
-        if self.directory.is_none() || self.is_growing.load(Ordering::SeqCst) {
-            return;
+    /// Limits the data files to what fits the capacity. Not while one is being made: it counts as part of the index then; says whether
+    /// it did.
+    pub(super) fn limit_files(&self, file_uses: &dyn Fn() -> HashMap<u32, FileUse>) -> bool {
+        if self.directory.is_none() {
+            return true;
+        }
+        if self.is_growing.load(Ordering::SeqCst) {
+            return false;
         }
         let mut lengths = self.allocator.lock().lengths();
         let data_bytes: u64 =
@@ -33,6 +37,7 @@ impl ExtentStore {
             self.allocator.lock().set_limit(*file, *blocks);
         }
         self.max_chunk_bytes.store(self.longest_fitting_bytes(&fitting), Ordering::Relaxed);
+        true
     }
 
     /// Shortens or removes the data files that are limited and have nothing behind their limits.
