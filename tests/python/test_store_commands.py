@@ -225,10 +225,12 @@ def test_of_several_paths_the_sum_is_told_and_one_that_is_away_hides_no_other(
     listed = kvring_command("ls", "--json", *three_paths)[1].splitlines()
     assert {json.loads(line)["key"] for line in listed} == set(KEYS)
     three_paths[1].rename(three_paths[1].with_name("away"))
-    for command in ("info", "usage", "ls"):
+    for command in ("info", "usage", "ls", "verify"):
         status, out, err = kvring_command(command, *three_paths)
-        assert (status, f"there is no store in {three_paths[1]}" in err) == (1, True), command
-        assert str(three_paths[2]) in out or command == "usage"
+        assert (status, f"there is no store in {three_paths[1]}" in out + err) == (1, True)
+        assert str(three_paths[2]) in out or command in ("usage", "verify")
+    intact = json.loads(kvring_command("verify", "--json", *three_paths)[1])["intact"]
+    assert intact == sum(one["keys"] for one in documents) - documents[1]["keys"]
 
 
 def test_a_device_is_verified(tmp_path: Path, kvring_command: Run) -> None:

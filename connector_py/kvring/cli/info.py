@@ -15,13 +15,12 @@ from kvring.cli.output import console, grid, print_json, printable, size_text, t
 from kvring.cli.owner import ask_owner
 from kvring.cli.parameters import json_option
 from kvring.cli.places import size_bytes as block_device_bytes
+from kvring.cli.places import taken_on_disk
 from kvring.cli.stores import index_path_option, look_at_each, store_paths
 
 __all__ = ["info", "usage"]
 
 _BLOCK_BYTES = 4096
-# stat(2)
-_STAT_BLOCK_BYTES = 512
 
 _EPILOG = """
 Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
@@ -136,10 +135,7 @@ def _space(path: Path, index_path: Path | None) -> dict[str, int | None]:
         answer = ask_owner(path, index_path, ask="stats")
     except Failure:
         answer = None
-    if path.is_block_device():
-        taken_bytes = block_device_bytes(path)
-    else:
-        taken_bytes = sum(file.lstat().st_blocks for file in path.rglob("*")) * _STAT_BLOCK_BYTES
+    taken_bytes = block_device_bytes(path) if path.is_block_device() else taken_on_disk(path)
     capacities = [
         one["capacity_bytes"]
         for one in (answer["stats"]["paths"] if answer else [])

@@ -32,6 +32,8 @@ _SUPERBLOCKS = (0, _HEAD_BYTES - 4096)
 _MAGIC = b"KVRINGDV"
 _MOST_MARKER_BYTES = 4096
 _BUSY_DEADLINE_S = 10.0
+# stat(2)
+_STAT_BLOCK_BYTES = 512
 
 _Tell = Callable[[str], None]
 
@@ -44,6 +46,16 @@ def size_bytes(device: Path) -> int:
     """Return the length of a block device."""
     with device.open("rb") as file:
         return file.seek(0, os.SEEK_END)
+
+
+def taken_on_disk(directory: Path) -> int:
+    """Return the bytes that a directory and all below it take on disk."""
+    blocks = 0
+    for file in directory.rglob("*"):
+        # An owner that is at work removes files meanwhile.
+        with suppress(FileNotFoundError):
+            blocks += file.lstat().st_blocks
+    return blocks * _STAT_BLOCK_BYTES
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import click
+
 from kvring.cli.deployment import is_device
 from kvring.mounts import mount_of
 
@@ -27,6 +29,14 @@ def with_required_mounts(parameters: dict[str, Any], *, in_container: bool) -> d
         directories.append(Path(index_path))
     # The name of a block device leads to no other disk.
     directories = [one.expanduser() for one in directories if not is_device(one)]
+    if in_container:
+        for one in directories:
+            if _mount_point(one) == one:
+                message = (
+                    f"kvring config: {one} is a mount point: a container starts without its drive "
+                    f"all the same; name a directory on the drive, such as {one / 'kvring'}"
+                )
+                click.echo(message, err=True)
     found = directories if in_container else [_mount_point(one) for one in directories]
     mounts = [str(one) for one in dict.fromkeys(found) if one != _ROOT]
     if not mounts:

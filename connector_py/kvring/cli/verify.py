@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from kvring._native import StoredChunks
+from kvring.cli.failure import Failure
 from kvring.cli.opening import delete_keys, store_options, unchanged
 from kvring.cli.output import count_text, print_json, printable, size_text
 from kvring.cli.parameters import POSITIVE_SIZE, json_option
@@ -75,7 +77,7 @@ def verify(
         tell_further_paths(paths, index_path)
     found = _Findings()
     for path in paths:
-        with said_well(path):
+        with _noted_in(found.index) if len(paths) > 1 else nullcontext(), said_well(path):
             _read_all(found, path, index_path, rate)
     left = found.index
     if repair and not found.are_good:
@@ -88,6 +90,15 @@ def verify(
     else:
         _print(found, left, is_repaired=repair)
     return 0 if found.are_good or (repair and not left) else 1
+
+
+@contextmanager
+def _noted_in(sentences: list[str]) -> Iterator[None]:
+    """Go on after a path that is away: it hides nothing of the others."""
+    try:
+        yield
+    except Failure as failure:
+        sentences.extend(failure.sentences)
 
 
 def _read_all(found: _Findings, path: Path, index_path: Path | None, rate: int) -> None:

@@ -55,6 +55,8 @@ def reconfigure(store: Connector, operation: str, payload: dict[str, Any]) -> di
         if set(payload) != {option}:
             given = ", ".join(sorted(payload)) or "nothing"
             raise L2ReconfigureError(400, f"{operation!r} takes {option!r} alone, not {given}")
+        if payload[option] is None:
+            raise L2ReconfigureError(400, f"{option!r} is null, which is no value")
         try:
             store.change_limits(**payload)
         except ConfigError as error:

@@ -3,12 +3,12 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from kvring.cli.doctor.findings import Finding, Level
 from kvring.cli.output import size_text
+from kvring.cli.places import taken_on_disk
 
 __all__ = ["TRIAL_BYTES", "has_room_for_trial", "look_at_space"]
 
@@ -20,7 +20,6 @@ _FLOOR_PART: Final = 20
 _SPARE_PART: Final = 16
 
 _CHECK: Final = "free space"
-_BLOCK_BYTES: Final = 512
 
 
 def has_room_for_trial(directory: Path) -> bool:
@@ -68,9 +67,4 @@ def look_at_space(
 def _taken_bytes(path: Path, owner: dict[str, Any] | None) -> int:
     if owner is not None:
         return int(owner["used_bytes"])
-    taken_bytes = 0
-    for file in path.rglob("*"):
-        # An owner that may not be asked removes chunks meanwhile.
-        with suppress(FileNotFoundError):
-            taken_bytes += file.lstat().st_blocks * _BLOCK_BYTES
-    return taken_bytes
+    return taken_on_disk(path)
