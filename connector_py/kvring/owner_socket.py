@@ -226,6 +226,9 @@ def _resize(store: Connector, capacities: list[list[int]]) -> None:
             message = f"{one['path']} is a path of the store too: name all of them"
             raise LookupError(message)
         ordered.append(size_bytes)
+    if further := len(given) - len(ordered):
+        message = f"{further} of the paths that were named are of another store: name them apart"
+        raise LookupError(message)
     store.change_limits(capacity=ordered)
 
 

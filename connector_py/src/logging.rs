@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use crossbeam_queue::ArrayQueue;
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 /// Messages that wait at most; then the oldest is dropped.
@@ -41,11 +42,16 @@ pub(crate) fn install() {
 /// Hands what has come since the last time to Python's logging.
 ///
 /// Call it before completions are taken, never after: nothing of the application may stand between taking and returning them.
-/// What a handler raises goes to `sys.unraisablehook`: a call of the store does not fail because of it.
+/// What a handler raises goes to `sys.unraisablehook`: a call of the store does not fail because of it. Ctrl-C is raised again behind it.
 pub(crate) fn hand_over(py: Python<'_>) {
     while let Some((level, message)) = QUEUE.0.pop() {
         if let Err(error) = log_in_python(py, level, &message) {
-            error.write_unraisable(py, None);
+            if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+                // SAFETY: it takes no argument and needs no more than the GIL, which `py` stands for.
+                unsafe { pyo3::ffi::PyErr_SetInterrupt() };
+            } else {
+                error.write_unraisable(py, None);
+            }
         }
     }
 }

@@ -35,7 +35,7 @@ enum Rule {
 
 impl StreamPlacement {
     /// As the options say, on a drive with so many streams; `None` if the path has no drive of its own, or the kernel does not tell.
-    /// Where the options cannot be met, it says so once; of the default it does so only for a drive that tells.
+    /// Where the options cannot be met, it says so once; of the default it does so only for a drive that has some.
     pub(crate) fn new(config: &Config, drive_streams: Option<u8>) -> Self {
         let reason = match drive_streams {
             _ if config.write_streams == WriteStreams::Off => None,
@@ -47,7 +47,8 @@ impl StreamPlacement {
             Some(_) => None,
         };
         if let Some(reason) = &reason
-            && (drive_streams.is_some() || config.write_streams != WriteStreams::Lifetime)
+            && (drive_streams.is_some_and(|count| count > 0)
+                || config.write_streams != WriteStreams::Lifetime)
         {
             tell_off(config, reason);
         }

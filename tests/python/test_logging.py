@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import re
+import signal
 import sys
 import types
 from pathlib import Path
@@ -234,3 +235,26 @@ def test_the_level_of_the_program_counts(
     told = run_child(open_beside, program, str(store_directory), False)
     assert told.returncode == 0
     assert bool(told.stderr) == is_told
+
+
+class _Interrupting(logging.Handler):
+    """Is where Ctrl-C comes."""
+
+    def emit(self, _: logging.LogRecord) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_while_a_line_is_logged_is_not_lost(
+    store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvring")
+    handler = _Interrupting()
+    logger = logging.getLogger("kvring")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            kvring.Connector(store_directory, "64MiB")
+    finally:
+        logger.removeHandler(handler)
+    with kvring.Connector(store_directory, "64MiB") as connector:
+        assert connector.stats()["keys"] == 0

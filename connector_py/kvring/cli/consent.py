@@ -84,8 +84,7 @@ def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = Fal
     """Show what would be removed, and ask whether it may. Returns false for a dry run.
 
     Raises:
-        Failure: Something would be removed, and nobody can be asked.
-        click.Abort: The answer was no.
+        Failure: Something would be removed, and nobody can be asked, or the answer was no.
     """
     for sentence in losses.sentences:
         click.echo(printable(sentence), err=True)
@@ -104,5 +103,6 @@ def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = Fal
                 f"{count_text(losses.keys, 'chunk')} would be removed, and nobody can be asked: "
                 "nothing was changed; say --yes if they may go"
             )
-        click.confirm("What is removed is lost. Go on?", abort=True)
+        if not click.confirm("Removed chunks are lost. Go on?"):
+            raise Failure("nothing was changed")
     return True

@@ -27,6 +27,8 @@ _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
 _WHOLE_SHARE: Final = 0.9
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
+# Of other paths, after a look that took all the time there is.
+_LEAST_LOOK_S: Final = 0.2
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
 _NO_STORE: Final = "it holds no store"
@@ -165,15 +167,8 @@ class HealthLook:
     def _of_owner(self, answer: dict[str, Any], disk: _Disk) -> Health:
         one = _own_path(answer)
         who = f"process {answer['process_id']}"
-        if self._is_read_only_device(disk):
-            remedy = f"dmesg -T | tail; blockdev --setrw {self._quoted()}"
-            return self._health("read-only", f"the device is: {who} stores nothing", remedy)
-        if self._mount is not None and self._mount.options & _READ_ONLY:
-            remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}"
-            if "emergency_ro" in self._mount.options:
-                remedy = f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount"
-            why = f"{self._mounted()} is mounted read-only: {who} stores nothing"
-            return self._health("read-only", why, remedy)
+        if read_only := self._of_read_only(disk, f"{who} stores nothing"):
+            return read_only
         is_short = disk.free_bytes < _LEAST_FREE_BYTES or not disk.has_inodes
         used = f"{size_text(one['used_bytes'])} of {size_text(one['capacity_bytes'])}"
         possible_bytes = min(one["capacity_bytes"], disk.total_bytes)
@@ -186,6 +181,28 @@ class HealthLook:
             return self._health("failing", f"{who}: {trouble}", remedy)
         note = f"; {one['note']}" if one["note"] else ""
         return self._health("healthy", f"{who}, {_chunks(one)}, {used} used{note}")
+
+    def _of_read_only(self, disk: _Disk, outcome: str) -> Health | None:
+        if self._is_read_only_device(disk):
+            remedy = f"dmesg -T | tail; blockdev --setrw {self._quoted()}"
+            return self._health("read-only", f"the device is: {outcome}", remedy)
+        if self._mount is not None and self._mount.options & _READ_ONLY:
+            remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}"
+            if "emergency_ro" in self._mount.options:
+                remedy = f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount"
+            why = f"{self._mounted()} is mounted read-only: {outcome}"
+            return self._health("read-only", why, remedy)
+        return None
+
+    def _missing_paths(self, facts: dict[str, Any]) -> list[str]:
+        """Return the other paths of the store that are not where its last owner had them."""
+        paths = [Path(one["path"]) for one in facts["members"] if one["path"] is not None]
+        # They have disks of their own.
+        look = BoundedLook(lambda: [str(path) for path in paths if not path.exists()])
+        try:
+            return look.result(max(self._end_s - time.monotonic(), _LEAST_LOOK_S))
+        except OSError:
+            return []
 
     def _of_nobody(self, disk: _Disk, error: Exception | None) -> Health:
         if error is not None and not isinstance(disk.error, _ABSENT):
@@ -200,6 +217,12 @@ class HealthLook:
             why = f"{holder} has it open and does not listen here"
             remedy = f"ask in its network namespace; kvring info {self._quoted()}"
             return self._health("silent owner", why, remedy)
+        if read_only := self._of_read_only(disk, "no server can open it"):
+            return read_only
+        if missing := self._missing_paths(disk.facts):
+            why = f"{', '.join(missing)}, of the same store, cannot be found"
+            remedy = "mount it before the server starts, which would begin anew there"
+            return self._health("path missing", why, remedy)
         if disk.facts["is_closed_in_order"]:
             return self._health("not open", "its last owner has closed it", "start the server")
         why = "nobody has it open, and its last owner did not close it"

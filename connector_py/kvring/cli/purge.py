@@ -111,6 +111,11 @@ def _need_paths(answer: dict[str, Any], paths: tuple[Path, ...], index_path: Pat
     """
     others = [ask_owner(path, index_path, ask="stats") for path in paths[1:]]
     named = {one.get("path") for one in (answer, *others) if one is not None}
+    all_paths = [one["path"] for one in answer["stats"]["paths"]]
+    for path, other in zip(paths[1:], others, strict=True):
+        known = str(path) if other is None else other.get("path")
+        if known not in all_paths or (other and other["process_id"] != answer["process_id"]):
+            raise Failure(f"{path} is no path of the store of {paths[0]}; purge each store alone")
     open_paths = [one["path"] for one in answer["stats"]["paths"] if one["in_use"]]
     if further := [one for one in open_paths if one not in named]:
         message = f"the store has {len(open_paths)} paths; name also {', '.join(further)}"

@@ -90,7 +90,7 @@ fn sets_find_room_while_the_capacity_changes() {
             }
             changes.join().unwrap();
         });
-        assert_eq!(client.counter("store_full"), 0);
+        assert_eq!(client.counter("set_no_space"), 0);
         client.assert_consistent();
     }
 }
