@@ -203,6 +203,8 @@ class Store:
                 if is_loaded:
                     chunks[position] = buffer
             missed = [position for position in wanted if chunks[position] is None]
+            if not missed:
+                break
             lengths = self._lengths([keys[position] for position in missed])
             # Those that were replaced meanwhile by a chunk of another length.
             wanted = {
