@@ -249,6 +249,8 @@ def test_ctrl_c_while_a_line_is_logged_is_not_lost(
 ) -> None:
     caplog.set_level(logging.INFO, "kvring")
     handler = _Interrupting()
+    # What a shell starts in the background ignores it.
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
     logger = logging.getLogger("kvring")
     logger.addHandler(handler)
     try:
@@ -256,5 +258,6 @@ def test_ctrl_c_while_a_line_is_logged_is_not_lost(
             kvring.Connector(store_directory, "64MiB")
     finally:
         logger.removeHandler(handler)
+        signal.signal(signal.SIGINT, former)
     with kvring.Connector(store_directory, "64MiB") as connector:
         assert connector.stats()["keys"] == 0

@@ -331,6 +331,8 @@ def test_a_late_answer_is_an_error_and_its_memory_is_let_go(store: kvring.Store)
 
 def wait_on_a_frozen_file_system(path: str) -> None:
     """Put while nothing can be written, until Ctrl-C; then say what is left of the store."""
+    # What a shell starts in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with kvring.open(path, 64 * MIB, min_free=0, admit="always") as store:
         store.put("kept", b"chunk")
         store.put("deleted", b"chunk")
