@@ -1,13 +1,11 @@
 """The alert rules: each fires in a real Prometheus, and links to a section of the runbook."""
 
-import fcntl
 import json
-import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from tests.python.conftest import (
     pattern,
 )
 from tests.python.faulty_device import FaultyDevice, faulty_device
+from tests.python.test_frozen import frozen
 from tests.support.block_devices import mount, temporary_directory
 from tests.support.damage import damage
 from tests.support.devices import loop_device
@@ -32,8 +31,6 @@ from tests.support.pages import fetched
 from tests.support.prometheus import asked, need, prometheus
 
 RULES = REPOSITORY / "docs/grafana/alerts.yml"
-# linux/fs.h
-FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 CHUNK_BYTES = 64 * KIB
 MAKE_EXT4 = ("mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "^has_journal", "-E", "nodiscard")
 
@@ -160,17 +157,17 @@ def test_a_path_that_fails_fires_and_a_frozen_one(
 ) -> None:
     with (
         faulty_device(tmp_path, 128 * MIB) as device,
-        loop_device(tmp_path, "ext4", 192 * MIB) as frozen,
+        loop_device(tmp_path, "ext4", 192 * MIB) as other,
         ExitStack() as stack,
         prometheus(tmp_path, port, hastened(tmp_path)) as server,
     ):
         mount_point = temporary_directory(stack, tmp_path)
         place = mount(stack, MAKE_EXT4, device.path, mount_point)
-        failing, stuck = open_store(place / "failing"), open_store(frozen.directory / "stuck")
+        failing, stuck = open_store(place / "failing"), open_store(other.directory / "stuck")
         keys = [make_key(number) for number in range(40)]
         try:
             assert_fail(server, failing, device, keys)
-            assert_stuck(server, stuck, frozen.directory)
+            assert_stuck(server, stuck, other.directory)
         finally:
             device.mend()
             failing.connector.close()
@@ -211,26 +208,13 @@ def is_calm(server: int, store: str) -> bool:
 
 def assert_stuck(server: int, client: Client, directory: Path) -> None:
     """Freeze a file system: nothing that is written comes back."""
-    with frozen_at(directory):
+    with frozen(directory):
         begun = client.connector.submit_batch_set([make_key(1)], [pattern(CHUNK_BYTES, 1)])
         stuck = await_alert(server, "KvringPathStuck", "stuck")
         assert "answers nothing" in stuck["annotations"]["summary"]
         assert {name for name, store in firing(server) if store == "stuck"} == {"KvringPathStuck"}
     assert client.wait(begun).ok
     client.wait_until(lambda: is_calm(server, "stuck"))
-
-
-@contextmanager
-def frozen_at(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, FIFREEZE, 0)
-        try:
-            yield
-        finally:
-            fcntl.ioctl(descriptor, FITHAW, 0)
-    finally:
-        os.close(descriptor)
 
 
 # By name and store, what becomes of its series in steps of a minute; and when it fires, in minutes.

@@ -26,6 +26,7 @@ def unpack(cache: Path, kernel: str, *packages: str) -> Path:
 
     Raises:
         subprocess.CalledProcessError: apt cannot get one of them.
+        RuntimeError: apt has no archive of Debian.
     """
     root = cache / "root"
     done = cache / f".{kernel}"
@@ -50,9 +51,8 @@ def _configure(cache: Path) -> dict[str, str]:
     for part in ("archives/partial", "lists/partial", "state"):
         (apt / part).mkdir(parents=True)
     (apt / "state" / "status").touch()
-    sources = (
-        f"deb [signed-by={_KEYS}] http://deb.debian.org/debian {one} main" for one in _SUITES
-    )
+    archive = _archive_of_the_host()
+    sources = (f"deb [signed-by={_KEYS}] {archive} {one} main" for one in _SUITES)
     (apt / "sources.list").write_text("\n".join(sources) + "\n", encoding="ascii")
     settings = {
         "Dir::Etc::sourcelist": apt / "sources.list",
@@ -66,6 +66,21 @@ def _configure(cache: Path) -> dict[str, str]:
     lines = (f'{name} "{value}";\n' for name, value in settings.items())
     (apt / "apt.conf").write_text("".join(lines), encoding="ascii")
     return {**os.environ, "APT_CONFIG": str(apt / "apt.conf")}
+
+
+def _archive_of_the_host() -> str:
+    """Return where this machine has Debian's packages from.
+
+    Raises:
+        RuntimeError: It has none from there.
+    """
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    archives = [one for one in found if one.rstrip("/").endswith("/debian")]
+    if not archives:
+        message = "apt has no archive of Debian here: add one to /etc/apt/sources.list.d"
+        raise RuntimeError(message)
+    return archives[0]
 
 
 def _run(command: list[str], environment: dict[str, str], directory: Path) -> None:
