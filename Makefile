@@ -288,7 +288,7 @@ bench-guard: build ## fails where this tree is slower than its merge base, or ta
 HARDEN ?=
 
 .PHONY: harden
-harden: build ## search for what breaks the promises, by every tool, beside a soak (75 minutes); docs/hardening.md
+harden: build ## search for what breaks the promises, by every tool, beside a soak (75 minutes); tools/README.md
 	@$(PY) -m tools all $(HARDEN)
 
 .PHONY: harden-quick

@@ -3,7 +3,7 @@
 //! Batches of (key, memory) come in. The bytes move between that memory and the disk by io_uring (or threads) and O_DIRECT. Completions
 //! go out through an eventfd. Chunks survive restarts.
 //!
-//! docs/architecture.md has a picture of it, and follows a SET and a GET through it.
+//! docs/explanation/architecture.md has a picture of it, and follows a SET and a GET through it.
 //!
 //! A module knows only those before it in this list:
 //!

@@ -1,4 +1,4 @@
-//! Counters. Each is named once, here; `stats()` shows them under the same names, and docs/operations.md says what each means.
+//! Counters. Each is named once, here; `stats()` shows them under the same names, and docs/reference/metrics.md says what each means.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};

@@ -1,1 +1,1 @@
-"""Tools that search for what breaks the promises; docs/hardening.md says how to run them."""
+"""Tools that search for what breaks the promises; tools/README.md says how to run them."""

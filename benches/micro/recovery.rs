@@ -30,7 +30,7 @@ fn open(path: &Path, records: u64) -> Connector {
     Connector::open(config).unwrap()
 }
 
-/// A record as docs/format.md draws it.
+/// A record as docs/explanation/format.md draws it.
 fn record(number: u64, first_block: u32) -> [u8; RECORD_BYTES] {
     let key = key(number);
     let mut record = [0; RECORD_BYTES];

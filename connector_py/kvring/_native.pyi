@@ -65,7 +65,7 @@ _FailureCode: TypeAlias = Literal[
 # Of a chunk whose owner vouches that it is what anybody asks for under its key.
 ANY_VARIANT: Final[int]
 FAILURE_CODES: Final[tuple[_FailureCode, ...]]
-"""Kinds of failures of a batch; docs/operations.md says what each means."""
+"""Kinds of failures of a batch; docs/how-to/operations.md says what each means."""
 
 class KvRingError(Exception):
     """Base of every error that kvring raises, but for OSError where the system refuses a path."""
@@ -242,7 +242,7 @@ class Connector:
                 path.
             **options: See `kvring.options()`.
 
-        docs/operations.md lists all reasons ("Why an open fails").
+        docs/how-to/operations.md lists all reasons ("Why an open fails").
 
         Raises:
             ConfigError: An option is unknown, missing or does not fit, or no store can be at the
@@ -362,15 +362,15 @@ class Connector:
         `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
         it was, `truncated` whether it was cut short; `to_verify` chunks are still to be read after
         a crash. Thrown out: `torn`, `out_of_range`, `overlapping`, `duplicate`, `expired`, `moved`,
-        `stale`; `unreadable_pages` of the index, `orphans` (files). docs/operations.md explains
-        each.
+        `stale`; `unreadable_pages` of the index, `orphans` (files).
+        docs/reference/metrics.md explains each.
         """
 
     def stats(self) -> dict[str, Any]:
         """Return state and counters as one dict, sizes in bytes, flat but for `paths`.
 
         `paths` is a list with a dict for each path; the other numbers are the sums of theirs.
-        docs/operations.md tells what each name means.
+        docs/how-to/operations.md tells what each name means.
         """
 
     def latency_histograms(
@@ -387,8 +387,8 @@ class Connector:
     def counters(self) -> dict[str, dict[str, int]]:
         """Return what operators watch, in the groups "storage", "writer" and "lookup".
 
-        Their names do not clash, so that the groups can be merged; docs/operations.md tells the
-        meaning and unit of each.
+        Their names do not clash, so that the groups can be merged; docs/reference/metrics.md tells
+        the meaning and unit of each.
         """
 
     def submit_batch_prefix(self, keys: list[str]) -> int:

@@ -12,7 +12,7 @@ def set_epoch(path: str | Path, name: str, *, index_path: str | Path | None = No
     """Begin an epoch in a store that another process, or this one, has open.
 
     What was stored in another epoch is missed from now on, and found again when that returns.
-    docs/weights.md says when.
+    docs/how-to/weights.md says when.
 
     Args:
         path: One of the paths of the store.

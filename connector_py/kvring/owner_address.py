@@ -34,7 +34,7 @@ __all__ = [
     "names_at",
 ]
 
-# docs/format.md
+# docs/explanation/format.md
 SOCKET_NAME: Final = "owner-socket.kvring"
 INDEX_NAME: Final = "index.kvring"
 DATA_NAME: Final = "data-00000.kvring"

@@ -1,4 +1,4 @@
-//! An index that an input changes, where it says so with the checksums that it should have. docs/format.md draws it.
+//! An index that an input changes, where it says so with the checksums that it should have. docs/explanation/format.md draws it.
 
 use blake2::digest::consts::U16;
 use blake2::{Blake2b, Digest};

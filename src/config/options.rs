@@ -68,7 +68,7 @@ pub const OPTIONS: &[OptionSpec] = &[
     option!("durability", "", Some("best_effort"), "'best_effort' or 'persistent'", durability, |value| one_of(value, &Durability::ALL, Durability::name),
         "what a completed SET withstands: the death of the process, and power loss two seconds later if a flush takes less than one; or power loss at once (data and record are synced before it completes, in groups)"),
     option!("eviction", "", Some("adaptive"), "'adaptive', 'lru', 'lfu', 'fifo' or 'mru'", eviction, |value| one_of(value, &Eviction::ALL, Eviction::name),
-        "which chunks go when room is needed; docs/eviction.md compares them"),
+        "which chunks go when room is needed; docs/explanation/eviction.md compares them"),
     option!("ttl", "", Some("7d"), "'off' or seconds, or a string such as '7d' or '1h 30m', from 1s to 3660d", ttl, |value| or_none(value, "off", |value| time(value, Duration::from_secs(1), DAY.saturating_mul(3660))),
         "after this time without use a chunk is a miss, and its space is given back"),
     option!("lease_s", "seconds", Some("10"), "0 to 3600", lease_s, |value| count(value, 0, 3600),
@@ -212,14 +212,14 @@ impl ConfigError {
 mod tests {
     use super::*;
 
-    /// The table of docs/configuration.md is made from the code.
+    /// The table of docs/reference/options.md is made from the code.
     #[test]
     fn the_document_has_the_table() {
         let option = |spec: &OptionSpec| {
             let OptionSpec { name, default, range, meaning, .. } = spec;
             format!("| `{name}` | {} | {range} | {meaning} |\n", default.unwrap_or("required"))
         };
-        let document = include_str!("../../docs/configuration.md");
+        let document = include_str!("../../docs/reference/options.md");
         let options: String = OPTIONS.iter().map(option).collect();
         let head = "| option | default | takes | meaning |\n|---|---|---|---|\n";
         assert!(

@@ -1,5 +1,5 @@
 //! The bonus of chunks without uses in the order of eviction, learnt from keys that return after their eviction, and the admission
-//! that follows from it. docs/eviction.md has the rule, and what it was measured with.
+//! that follows from it. docs/explanation/eviction.md has the rule, and what it was measured with.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 //! The chunk with the lowest priority goes first; of several, the one that came to its list first (with MRU, last). A priority is the
 //! order's age plus what the rule gives to the chunk's uses. The age is the priority of the last chunk that was the coldest when it was
 //! removed, so uses of long ago count less and less. With LRU, FIFO and MRU there is one priority; FIFO leaves a chunk that is used
-//! where it is. docs/eviction.md compares the rules.
+//! where it is. docs/explanation/eviction.md compares the rules.
 
 use std::sync::Arc;
 

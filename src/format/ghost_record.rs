@@ -1,5 +1,5 @@
 //! Records of the index file that hold no chunk, but ghosts: keys that eviction remembers. close() writes them into free slots, which
-//! the next open frees. docs/format.md draws them byte by byte.
+//! the next open frees. docs/explanation/format.md draws them byte by byte.
 
 use bytemuck::{Pod, Zeroable};
 

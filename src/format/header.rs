@@ -1,4 +1,4 @@
-//! The first page of the index file: header, session, and the length of an index on a device. docs/format.md draws them byte
+//! The first page of the index file: header, session, and the length of an index on a device. docs/explanation/format.md draws them byte
 //! by byte.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use super::record::{GENERATIONS_END, RECORD_BYTES};
 use super::{is_sealed, sealed};
 use crate::base::block::BLOCK_BYTES;
 
-/// Version of the format of a store in a directory (docs/format.md).
+/// Version of the format of a store in a directory (docs/explanation/format.md).
 pub const FORMAT_VERSION: u32 = 1;
 pub(crate) const MAGIC: [u8; 8] = *b"KVRINGIX";
 /// Bytes before the first record, with all blocks that follow here.

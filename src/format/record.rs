@@ -1,4 +1,4 @@
-//! A record of the index file. docs/format.md draws it byte by byte.
+//! A record of the index file. docs/explanation/format.md draws it byte by byte.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,4 @@
-//! The superblock of a block device: whose it is, and which part of it holds what. docs/format.md draws it byte by byte.
+//! The superblock of a block device: whose it is, and which part of it holds what. docs/explanation/format.md draws it byte by byte.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,7 +6,7 @@ use super::names::StoreId;
 use super::sealed;
 use crate::base::block::{BLOCK_BYTES, MIB};
 
-/// Version of the format of a store on a block device (docs/format.md).
+/// Version of the format of a store on a block device (docs/explanation/format.md).
 pub const DEVICE_FORMAT_VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"KVRINGDV";
 /// The first part of the device: the superblock in its first block, a copy in its last, zeros between them.

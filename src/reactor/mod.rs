@@ -1,4 +1,4 @@
-//! Threads that move bytes: each owns an engine and takes operations through their states (see `outcome`). docs/architecture.md has the
+//! Threads that move bytes: each owns an engine and takes operations through their states (see `outcome`). docs/explanation/architecture.md has the
 //! life of a SET and a GET.
 //!
 //! The caller's memory is used from the start of the first piece to the end of the last one, and never after the answer.

@@ -1,4 +1,4 @@
-//! Records of an index, read and forged: docs/format.md draws them.
+//! Records of an index, read and forged: docs/explanation/format.md draws them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

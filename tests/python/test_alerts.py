@@ -355,9 +355,9 @@ def test_alerts_fire_after_hours_and_not_before(tmp_path: Path) -> None:
 
 def test_each_alert_links_to_a_section_of_the_runbook() -> None:
     text = RULES.read_text(encoding="utf-8")
-    links = re.findall(r"runbook_url: docs/runbook.md#([\w-]+)\n", text)
+    links = re.findall(r"runbook_url: docs/how-to/operations.md#([\w-]+)\n", text)
     assert len(links) == len(names()) == 10
-    runbook = (REPOSITORY / "docs/runbook.md").read_text(encoding="utf-8")
+    runbook = (REPOSITORY / "docs/how-to/operations.md").read_text(encoding="utf-8")
     titles = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.*)$", runbook, re.M)}
     assert set(links) <= titles
     assert [name for name in names() if f"`{name}`" not in runbook] == []

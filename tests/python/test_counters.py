@@ -1,4 +1,4 @@
-"""counters(), which docs/operations.md explains, stats() and repr()."""
+"""counters(), which docs/reference/metrics.md explains, stats() and repr()."""
 
 import re
 from collections import Counter
@@ -9,18 +9,18 @@ import pytest
 
 from tests.python.conftest import MIB, REPOSITORY, Client, make_key, make_memory, pattern
 
-OPERATIONS = REPOSITORY / "docs" / "operations.md"
+METRICS = REPOSITORY / "docs" / "reference" / "metrics.md"
 CONTENT = pattern(MIB, 1)
 GROUPS = ("storage", "writer", "lookup")
 
 
 def documented() -> dict[str, dict[str, str]]:
     """Return the units of all counters by group, as the tables in the document tell."""
-    text = OPERATIONS.read_text(encoding="utf-8")
+    text = METRICS.read_text(encoding="utf-8")
     tables: dict[str, dict[str, str]] = {}
     for group in GROUPS:
         _, found, rest = text.partition(f"### Group `{group}`\n")
-        assert found, f"docs/operations.md has no table of the group {group}"
+        assert found, f"docs/reference/metrics.md has no table of the group {group}"
         rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", rest.partition("\n#")[0], re.M)
         tables[group] = dict(rows)
         assert len(rows) == len(tables[group]), "a counter is documented twice"
@@ -38,7 +38,7 @@ def test_every_counter_is_documented_with_its_unit(client: Client) -> None:
 
 
 def test_every_statistic_is_documented(client: Client) -> None:
-    text = OPERATIONS.read_text(encoding="utf-8")
+    text = METRICS.read_text(encoding="utf-8")
     for name in client.connector.stats():
         is_latency = re.fullmatch(r"(get|set|delete)_(wait|device|total)_us_\w+", name)
         assert is_latency or f"`{name}`" in text, name

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.root
 
 SIZE_BYTES = 64 * MIB
 CONTENT = pattern(64 * KIB, 1)
-# docs/format.md: the superblock, its copy, the index, and the zeros at the end.
+# docs/explanation/format.md: the superblock, its copy, the index, and the zeros at the end.
 SUPERBLOCKS = (0, MIB - BLOCK_BYTES)
 TAIL_OFFSET = SIZE_BYTES - MIB
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from tests.python.conftest import REPOSITORY, Client
 
-OPERATIONS = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+DOCS = REPOSITORY / "docs"
+ERRORS = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def section(text: str, heading: str) -> str:
@@ -29,7 +31,7 @@ def test_every_reason_for_which_an_open_fails_is_listed() -> None:
     assert len(variants) > 10
     arms = (REPOSITORY / "connector_py" / "src" / "errors.rs").read_text(encoding="utf-8")
     arms = arms.split("fn from_open")[1].split("\n}\n")[0]
-    listed = section(OPERATIONS, "## Why an open fails")
+    listed = section(ERRORS, "## Why an open fails")
     rows = [line.strip("|").split("|") for line in listed.splitlines() if line.startswith("| ")]
     classes = {
         variant: set(re.findall(r"`(\w+Error)`", row[2]))
@@ -44,7 +46,7 @@ def test_every_reason_for_which_an_open_fails_is_listed() -> None:
         assert raised <= told, variant
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     promise = readme.split("\n5. ")[1].split("\n\n")[0]
-    assert "(docs/operations.md#why-an-open-fails)" in promise
+    assert "(docs/reference/errors.md#why-an-open-fails)" in promise
 
 
 def test_stats_are_those_that_are_listed(client: Client) -> None:
@@ -54,12 +56,12 @@ def test_stats_are_those_that_are_listed(client: Client) -> None:
     source = (REPOSITORY / "src" / "stats.rs").read_text(encoding="utf-8")
     counters = source.split("\ncounters! {")[1].split("\n}\n")[0]
     counted = set(re.findall(r"^    (\w+),$", counters, re.M))
-    assert names(section(OPERATIONS, "### Counters in stats()")) == counted
-    listed = names(section(OPERATIONS, "### State in stats()"))
+    assert names(section(METRICS, "### Counters in stats()")) == counted
+    listed = names(section(METRICS, "### State in stats()"))
     assert listed == stats.keys() - latencies - counted
     (path,) = stats["paths"]
-    assert names(section(OPERATIONS, "### Of each path")) == path.keys()
-    assert names(section(OPERATIONS, "### Geometry")) == path["geometry"].keys()
+    assert names(section(METRICS, "### Of each path")) == path.keys()
+    assert names(section(METRICS, "### Geometry")) == path["geometry"].keys()
 
 
 def test_messages_that_are_explained_are_those_of_the_code() -> None:
@@ -70,7 +72,7 @@ def test_messages_that_are_explained_are_those_of_the_code() -> None:
     package = (REPOSITORY / "connector_py" / "kvring").rglob("*.py")
     code += re.sub(r'"\n\s*"', "", "\n".join(path.read_text(encoding="utf-8") for path in package))
     chapters = [
-        OPERATIONS.split(f"\n{heading}\n")[1].split("\n## ")[0]
+        ERRORS.split(f"\n{heading}\n")[1].split("\n## ")[0]
         for heading in ("## A line in the log", "## An error of a SET")
     ]
     rows = [line.strip("|").split("|")[0] for line in "\n".join(chapters).splitlines()]
@@ -83,7 +85,7 @@ def test_messages_that_are_explained_are_those_of_the_code() -> None:
 
 def test_recovery_is_what_is_listed(client: Client) -> None:
     recovery = client.connector.recovery.keys()
-    assert names(section(OPERATIONS, "### After a crash")) - {"ttl"} == recovery
+    assert names(section(METRICS, "### After a crash")) - {"ttl"} == recovery
     assert set(re.findall(r"`(\w+)`", docstring("recovery"))) == recovery
 
 
@@ -123,7 +125,7 @@ def test_every_source_file_says_first_what_it_is() -> None:
 
 
 def test_files_that_the_documents_name_are_there() -> None:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    pages = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
     assert len(pages) > 5
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -136,7 +138,7 @@ def test_files_that_the_documents_name_are_there() -> None:
 
 
 def test_names_in_the_architecture_are_those_of_the_code() -> None:
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 180
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.rs")
@@ -156,7 +158,7 @@ def test_every_dependency_has_its_reason() -> None:
         text = (REPOSITORY / manifest).read_text(encoding="utf-8")
         for table in re.findall(r"^\[(?:dev-)?dependencies\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S):
             used |= set(re.findall(r"^([\w-]+)(?:\.workspace)? = ", table, re.M))
-    decisions = (REPOSITORY / "docs" / "decisions.md").read_text(encoding="utf-8")
+    decisions = (DOCS / "explanation" / "decisions.md").read_text(encoding="utf-8")
     rows = section(decisions, "## Dependencies").splitlines()
     listed = {
         crate
@@ -173,9 +175,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_page_is_in_the_book_and_in_the_readme() -> None:
-    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")}
-    book = set(re.findall(r"[\w-]+\.md", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")))
-    assert book == pages
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert {page for page in pages if f"docs/{page}" not in readme} == {"index.md"}
+def test_every_page_is_in_the_book() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    book = re.findall(r"[\w/-]+\.md", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert set(book) == pages

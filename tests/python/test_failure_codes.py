@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_a_batch(open_client: Callable[..., Client]) -> Non
 
 
 def test_every_code_is_explained() -> None:
-    text = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     chapter = text.split("\n## An error of a SET\n")[1].split("\n## ")[0]
     rows = [line.split("|")[2].strip() for line in chapter.splitlines() if line.startswith("| `")]
     assert set(rows) == {f"`{code}`" for code in kvring.FAILURE_CODES}

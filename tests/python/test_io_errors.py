@@ -39,7 +39,7 @@ FIBMAP = 1
 # madvise(2)
 MADV_DONTNEED = 4
 LIBC = CDLL(None, use_errno=True)
-# Of the superblock, docs/format.md.
+# Of the superblock, docs/explanation/format.md.
 INDEX_OFFSET_FIELD = 48
 
 

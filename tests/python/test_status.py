@@ -167,7 +167,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
             filler = Filler(device.directory)
             filler.fill()
             place = str(device.directory.parent)
-            assert_state(path, "full", f"{place} has ", f"df -h {place}; docs/runbook.md#full")
+            assert_state(
+                path, "full", f"{place} has ", f"df -h {place}; docs/how-to/operations.md#full"
+            )
             filler.remove()
             until("the room", lambda: status_of(path)[0]["state"] == "healthy")
 
@@ -192,7 +194,7 @@ def test_a_file_system_that_has_shut_down(tmp_path: Path, file_system: str) -> N
         with kvring.Connector(path, CAPACITY_BYTES, min_free=0):
             shut_down(device.directory)
             why = f"process {os.getpid()} still answers"
-            assert_state(path, "dead disk", why, "docs/runbook.md#dead-disk")
+            assert_state(path, "dead disk", why, "docs/how-to/operations.md#dead-disk")
             assert kvring_command("stats", path).returncode == 0
 
 
@@ -311,6 +313,6 @@ def test_doctor_says_what_is_dead_and_what_the_owner_says(open_store: OpenStore)
     found = {one["check"]: one for one in json.loads(done.stdout)}
     assert done.returncode == 1
     assert f"dead disk: {open_store.device.path}: Input/output" in found["disk"]["what"]
-    assert "docs/runbook.md#dead-disk" in found["disk"]["remedy"]
+    assert "docs/how-to/operations.md#dead-disk" in found["disk"]["remedy"]
     assert f"process {os.getpid()} has 1 chunk there" in found["store"]["what"]
     assert "repair it" in found["store"]["remedy"]

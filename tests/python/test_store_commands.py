@@ -17,7 +17,7 @@ from tests.support.damage import damage
 
 CHUNK_BYTES = 100_000
 KEYS = [make_key(number) for number in range(20)]
-# docs/format.md
+# docs/explanation/format.md
 FIRST_RECORD = 4096
 RECORD_BYTES = 256
 MEMBER_PATHS = 2560

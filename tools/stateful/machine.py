@@ -136,7 +136,7 @@ class StoreMachine(OpenStoreMachine):
         """Have all chunks be as old as `ttl`: nothing of them may be found."""
         for path in self.paths:
             with (Path(path) / "index.kvring").open("r+b") as index:
-                # The records; docs/format.md.
+                # The records; docs/explanation/format.md.
                 for offset in range(4096, index.seek(0, 2), 256):
                     index.seek(offset)
                     # Long ago.

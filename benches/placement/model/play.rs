@@ -18,7 +18,7 @@ use crate::trace::Trace;
 
 const START_MS: u64 = 1_700_000_000_000;
 const DAY_MS: u64 = 86_400_000;
-/// Where a superblock says where the index begins, and the index how many of its bytes are in use (docs/format.md).
+/// Where a superblock says where the index begins, and the index how many of its bytes are in use (docs/explanation/format.md).
 const INDEX_OFFSET_AT: u64 = 48;
 const LENGTH_AT: u64 = 1024;
 

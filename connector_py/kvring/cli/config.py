@@ -73,19 +73,19 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     "--type",
     "kind",
     type=click.Choice(list(LMCACHE_ADAPTERS)),
-    help="LMCache's type of adapter, by default plugin; docs/lmcache.md compares them.",
+    help="LMCache's type of adapter, by default plugin; docs/how-to/lmcache.md compares them.",
 )
 @click.option(
     "--shared",
     metavar="URL",
-    help=f"A tier that nodes share, behind the store: {FORMS}. docs/scale-out.md.",
+    help=f"A tier that nodes share, behind the store: {FORMS}. docs/how-to/shared-tier.md.",
 )
 @click.option(
     "--option",
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another option of the store, as docs/configuration.md has it; may be repeated.",
+    help="Another option of the store, as docs/reference/options.md has it; may be repeated.",
 )
 @click.option(
     "--l1-size-gb",

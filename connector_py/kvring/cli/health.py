@@ -32,7 +32,7 @@ _LEAST_LOOK_S: Final = 0.2
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
 _NO_STORE: Final = "it holds no store"
-_RUNBOOK: Final = "docs/runbook.md"
+_RUNBOOK: Final = "docs/how-to/operations.md"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ _MADE_BY = "kvring bench"
 # Namespace of every key that a run stores.
 _NAMESPACE = "kvring-bench"
 
-# docs/format.md: the superblock of a device, and its copy in the last block of the first MiB.
+# The superblock of a device, and its copy in the last block of the first MiB
+# (docs/explanation/format.md).
 _HEAD_BYTES = 1 << 20
 _SUPERBLOCKS = (0, _HEAD_BYTES - 4096)
 _MAGIC = b"KVRINGDV"

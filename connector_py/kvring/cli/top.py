@@ -34,7 +34,7 @@ is no store; 2 for wrong arguments.
 def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     """Ask the owner of the store at PATH what it has done since it opened it.
 
-    docs/operations.md tells what each counter of --json means.
+    docs/reference/metrics.md tells what each counter of --json means.
     """
     answer = need_owner(path, index_path, ask="stats")
     if as_json:

@@ -5,8 +5,9 @@ LMCache loads it by name::
     {"type": "plugin", "module_path": "kvring.lmcache", "class_name": "KvringL2Adapter",
      "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
 
-docs/lmcache.md compares it with the type `native_plugin`. A store is read by either.
-`KvringSharedL2Adapter` is the same in front of a tier that many nodes share (docs/scale-out.md).
+docs/how-to/lmcache.md compares it with the type `native_plugin`. A store is read by either.
+`KvringSharedL2Adapter` is the same in front of a tier that many nodes share
+(docs/how-to/shared-tier.md).
 """
 
 from importlib.metadata import PackageNotFoundError, version

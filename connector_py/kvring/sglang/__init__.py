@@ -6,7 +6,7 @@ SGLang loads it by name, with `--hicache-storage-backend dynamic` and, as
     {"backend_name": "kvring", "module_path": "kvring.sglang", "class_name": "HiCacheKvring",
      "interface_v1": 1, "path": "/mnt/nvme/kvring", "capacity": "500GiB"}
 
-docs/sglang.md has the whole command, and what the ranks of a model share.
+docs/how-to/sglang.md has the whole command, and what the ranks of a model share.
 """
 
 try:

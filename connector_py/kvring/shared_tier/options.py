@@ -25,7 +25,7 @@ MEANINGS: Final = {"shared_tier": _TIER_MEANING, **LIMITS}
 
 # They need LMCache's own memory, or are done around the whole adapter.
 _REFUSED_TYPES: Final = {
-    "p2p": "LMCache makes that one itself, from what its coordinator tells (docs/scale-out.md)",
+    "p2p": "LMCache makes that one itself, from its coordinator (docs/how-to/shared-tier.md)",
     "plugin": "give LMCache a second --l2-adapter for that",
     "native_plugin": "give LMCache a second --l2-adapter for that",
 }

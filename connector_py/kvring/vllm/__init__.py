@@ -6,7 +6,7 @@ vLLM loads it by name, from `kv_connector_extra_config` of its OffloadingConnect
      "secondary_tiers": [{"type": "KvringTier", "module_path": "kvring.vllm",
                           "path": "/mnt/nvme/kvring", "capacity": "500GiB"}]}
 
-docs/vllm.md has the whole command, and how large to make what.
+docs/how-to/vllm.md has the whole command, and how large to make what.
 """
 
 try:

@@ -10,7 +10,7 @@ from kvring.cli.doctor.findings import Finding, Level
 __all__ = ["look_at_content", "reason_of"]
 
 _CHECK = "store"
-_REFUSALS = "docs/devices.md#what-is-refused"
+_REFUSALS = "docs/how-to/devices.md#what-is-refused"
 
 
 def reason_of(error: Exception) -> str:
@@ -45,7 +45,7 @@ def look_at_content(device: Path, why: Exception) -> Iterator[Finding]:
     except (KvRingError, OSError) as error:
         if type(error) is KvRingError:
             # It holds a store: whoever knows its options may read more of it.
-            remedy = "docs/operations.md#why-an-open-fails"
+            remedy = "docs/reference/errors.md#why-an-open-fails"
             yield Finding(Level.WARNING, _CHECK, reason_of(why), remedy)
             return
         yield Finding(Level.ERROR, _CHECK, reason_of(error), _REFUSALS)

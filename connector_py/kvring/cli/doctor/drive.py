@@ -159,7 +159,7 @@ def _look_at_health(drive: Path, check: str) -> Iterator[Finding]:
     used_percent = health.get("percentage_used")
     errors = health.get("media_errors", 0)
     if report.get("smart_status", {}).get("passed") is False or health.get("critical_warning"):
-        remedy = "replace it; the store may be copied before (docs/operations.md)"
+        remedy = "replace it; the store may be copied before (docs/how-to/operations.md)"
         yield Finding(Level.ERROR, check, "says that it is failing", remedy)
     elif errors:
         remedy = "watch it: smartctl -a; what it loses is a miss"

@@ -151,7 +151,7 @@ def _look_at_rights(path: Path, there: Path) -> Iterator[Finding]:
 
 def _look_at_refusal(path: Path, there: Path, why: Exception) -> Iterator[Finding]:
     """Look at a path where no store can be read."""
-    remedy = "docs/operations.md#why-an-open-fails"
+    remedy = "docs/reference/errors.md#why-an-open-fails"
     if there.is_block_device():
         yield from look_at_content(path, why)
     elif isinstance(why, FileNotFoundError):
@@ -196,7 +196,7 @@ def _look_at_state(owner: list[dict[str, Any]] | Exception) -> Iterator[Finding]
         return
     for one in owner:
         if what := one["trouble"] or one["note"]:
-            remedy = "docs/operations.md#a-line-in-the-log, docs/runbook.md"
+            remedy = "docs/reference/errors.md#a-line-in-the-log, docs/how-to/operations.md"
             yield Finding(Level.WARNING, "store", f"{one['path']}: {what}", remedy)
 
 

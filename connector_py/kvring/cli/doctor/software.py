@@ -20,7 +20,7 @@ def look_at_software() -> Iterator[Finding]:
         remedy = "install kvring into the environment of the server"
         yield Finding(Level.NOTE, "LMCache", what, remedy)
     elif lmcache not in _TESTED_LMCACHE:
-        remedy = f"tested with {' and '.join(_TESTED_LMCACHE)}; docs/lmcache.md has the table"
+        remedy = f"tested with {' and '.join(_TESTED_LMCACHE)}; see docs/how-to/lmcache.md"
         yield Finding(Level.NOTE, "LMCache", lmcache, remedy)
     else:
         yield Finding(Level.OK, "LMCache", lmcache)
