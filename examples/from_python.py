@@ -7,22 +7,31 @@ Each call waits for its answer. `help(kvring.Store)` lists the options of a stor
 
 import argparse
 
+import numpy as np
+
 import kvring
 
 
 def main(path: str) -> None:
-    """Store three chunks, and load them from the store as the next process would open it."""
+    """Store three arrays, and load them from the store as the next process would open it."""
     # LMCache's form of a key: model@kv_rank@object_group@chunk_hash.
-    chunks = {
-        f"demo/model@00000000@0@{number:064x}": bytearray([number]) * 65_536 for number in (1, 2, 3)
-    }
+    keys = [f"demo/model@00000000@0@{number:064x}" for number in range(3)]
+    chunks = [np.full((2, 128, 64), number, np.float16) for number in range(3)]
+
     with kvring.open(path, "64MiB") as store:
-        for key, chunk in chunks.items():
+        for key, chunk in zip(keys, chunks, strict=True):
             store.put(key, chunk)
 
     with kvring.open(path, "64MiB") as store:
-        print("found after a restart:", [store.exists(key) for key in [*chunks, "no such key"]])
-        print("equal:", store.get_many(list(chunks)) == list(chunks.values()))
+        print("found after a restart:", [store.exists(key) for key in [*keys, "no such key"]])
+        # Into memory of the caller. Contiguous tensors of torch on the CPU go likewise.
+        outs = [np.empty((2, 128, 64), np.float16) for _ in keys]
+        loaded = store.get_many(keys, outs)
+        print("loaded:", [out is not None for out in loaded])
+        print("equal:", all(map(np.array_equal, outs, chunks)))
+        # Without memory of the caller the chunk is a bytearray; a miss is None.
+        first = store.get(keys[0])
+        print("bytes:", first and len(first))
         print("missed:", store.get("no such key"))
 
 
