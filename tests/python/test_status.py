@@ -29,6 +29,7 @@ from tests.python.conftest import (
 )
 from tests.python.faulty_device import FaultyDevice, faulty_device
 from tests.python.test_enospc import Filler
+from tests.python.test_frozen import frozen
 from tests.python.test_io_errors import MAKE_EXT4
 from tests.python.test_stopped_owner import hold, stopped
 from tests.support.block_devices import mount, run, temporary_directory
@@ -207,6 +208,35 @@ def test_a_dead_disk_and_a_stuck_one(open_store: OpenStore) -> None:
     device.mend()
     with device.stuck():
         assert_state(path, "stuck disk", f"{device.path} did not answer in 0.9 s; {why}", "dmesg")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("file_system", ["ext4", "xfs"])
+def test_a_frozen_file_system(tmp_path: Path, file_system: str) -> None:
+    with loop_device(tmp_path, file_system, 2 * SIZE_BYTES) as device:
+        path, place = device.directory / "store", device.directory.parent
+        with kvring.Connector(path, CAPACITY_BYTES, min_free=0) as connector:
+            Client(connector).store({make_key(1): pattern(MIB, 1)})
+            with frozen(place):
+                # No write is due, and the owner knows of nothing.
+                why = f"{place} takes no change: it is frozen, or its drive answers no write"
+                remedy = f"fsfreeze --unfreeze {place}"
+                assert_state(path, "frozen", f"{why}; process {os.getpid()} still answers", remedy)
+                doctor = json.loads(kvring_command("doctor", "--json", path).stdout)
+                found = {one["check"]: one["what"] for one in doctor}
+                assert found["disk"] == f"frozen: {why}; process {os.getpid()} still answers"
+                # The owner cannot write its index. The command ends before the owner's time is up.
+                purged = kvring_command("purge", path, "--namespace=test/model", "--yes")
+                assert purged.returncode == 1
+                assert f"the file system of {path} took no change for 5 s" in purged.stderr
+                assert "fsfreeze --unfreeze" in purged.stderr
+            assert status_of(path)[0]["state"] == "healthy"
+        with frozen(place):
+            # Nobody has it open.
+            resized = kvring_command("resize", path, "--capacity=32MiB", "--yes")
+        assert resized.returncode == 1
+        assert f"the file system of {path} took no change for 5 s" in resized.stderr
+        assert (path / "index.kvring").is_file()
 
 
 def say_as_another_user(path: str) -> None:

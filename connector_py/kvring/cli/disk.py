@@ -11,12 +11,20 @@ import pickle
 import select
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from kvring.owner_address import CHUNKS_NAME, DATA_NAME, INDEX_NAME, Place, look_at
 
-__all__ = ["BoundedLook", "check_disk", "place_of", "read_head"]
+__all__ = [
+    "BoundedLook",
+    "check_disk",
+    "check_not_frozen",
+    "place_of",
+    "read_head",
+    "wait_for_thaw",
+]
 
 # A disk that works answers one read in far less, also under load.
 _DEADLINE_S: Final = 5.0
@@ -93,7 +101,7 @@ def _look_and_exit(look: Callable[[], Any], answer: int) -> None:
 _pending: dict[tuple[str, Path], BoundedLook[Any]] = {}
 
 
-def _within(what: str, path: Path, look: Callable[[], _T]) -> _T:
+def _within(what: str, path: Path, look: Callable[[], _T], trouble: str = "") -> _T:
     if (what, path) not in _pending:
         _pending[what, path] = BoundedLook(look)
     under_way: BoundedLook[_T] = _pending.pop((what, path))
@@ -101,7 +109,7 @@ def _within(what: str, path: Path, look: Callable[[], _T]) -> _T:
         return under_way.result(_DEADLINE_S)
     except TimeoutError:
         _pending[what, path] = under_way
-        message = (
+        message = trouble or (
             f"the disk below {path} did not answer in {_DEADLINE_S:g} s: dmesg tells of its device"
         )
         raise TimeoutError(message) from None
@@ -131,6 +139,30 @@ def check_disk(path: Path) -> None:
     except OSError:
         # Whoever reads on says it better.
         return
+
+
+def check_not_frozen(path: Path) -> None:
+    """Go on if the file system of a store takes changes, or refuses them at once.
+
+    Raises:
+        TimeoutError: They wait.
+    """
+    trouble = (
+        f"the file system of {path} took no change for {_DEADLINE_S:g} s: it is frozen, or its "
+        "drive answers no write; fsfreeze --unfreeze thaws it, and dmesg tells of its device"
+    )
+    _within("change", path, lambda: wait_for_thaw(path), trouble)
+
+
+def wait_for_thaw(directory: Path) -> None:
+    """Ask for a change that is none, of the directory of an index.
+
+    It waits while the file system is frozen. Else it is refused: `rmdir` removes no file.
+    """
+    index = directory / INDEX_NAME
+    with suppress(OSError):
+        if index.is_file():
+            index.rmdir()
 
 
 def _file_of_chunks(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kvring import KvRingError
 from kvring._native import StoredChunks
-from kvring.cli.disk import BoundedLook, read_head
+from kvring.cli.disk import BoundedLook, read_head, wait_for_thaw
 from kvring.cli.output import size_text
 from kvring.cli.users import as_user, owner_of, user_name
 from kvring.mounts import Mount, mount_at
@@ -22,6 +22,7 @@ __all__ = ["Health", "HealthLook"]
 
 _DISK_DEADLINE_S: Final = 0.9
 _OWNER_DEADLINE_S: Final = 0.6
+_CHANGE_DEADLINE_S: Final = 0.5
 # The least that a store grows by.
 _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
@@ -146,11 +147,25 @@ class HealthLook:
             reason = (disk.error and disk.error.strerror) or "its file system has shut down"
             remedy = f"dmesg -T | tail; smartctl -a {self._device()}; {_RUNBOOK}#dead-disk"
             return self._health("dead disk", f"{self._device()}: {reason}{served}", remedy)
+        if self._is_frozen():
+            where = self._mounted()
+            why = f"{where} takes no change: it is frozen, or its drive answers no write{served}"
+            return self._health("frozen", why, f"fsfreeze --unfreeze {where}; dmesg -T | tail")
         is_blank = disk.damage.endswith(_NO_STORE) and answer is None
         if disk.damage and not is_blank:
             remedy = f"kvring verify {self._quoted()}; {_RUNBOOK}#damaged-index"
             return self._health("damaged index", f"{disk.damage}{served}", remedy)
         return None
+
+    def _is_frozen(self) -> bool:
+        look = BoundedLook(lambda: wait_for_thaw(self._index_path or self._path))
+        try:
+            look.result(_CHANGE_DEADLINE_S)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def _moved(self, answer: dict[str, Any]) -> Health:
         process_id = answer["process_id"]

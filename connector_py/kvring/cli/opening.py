@@ -9,6 +9,7 @@ from typing import Any
 
 from kvring import ConfigError, Connector, KvRingError
 from kvring.cli.consent import losses_of_open
+from kvring.cli.disk import check_not_frozen
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.stores import facts_of, further_paths
 
@@ -50,6 +51,8 @@ def opened(paths: Sequence[Path], **options: Any) -> Iterator[Connector]:
         Failure: It cannot be opened, somebody has it open, or it could not be closed in order.
     """
     try:
+        for directory in (*paths, *([options["index_path"]] if "index_path" in options else [])):
+            check_not_frozen(Path(directory))
         store = Connector([str(path) for path in paths], **options)
     except ConfigError as error:
         raise WrongArguments(str(error)) from error

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from kvring import KvRingError
-from kvring.cli.disk import check_disk, place_of
+from kvring.cli.disk import check_disk, check_not_frozen, place_of
 from kvring.cli.failure import Failure
 from kvring.cli.stores import facts_of
 from kvring.cli.users import as_user, whose
-from kvring.owner_requests import ask
+from kvring.owner_requests import LOOKS, ask
 from kvring.socket_peers import OtherUserError
 
 __all__ = ["ask_owner", "need_owner"]
@@ -23,10 +23,12 @@ def ask_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, 
     Raises:
         Failure: There is no store, its owner cannot be asked, or cannot do what was asked.
     """
+
+    def while_waiting() -> None:
+        _check_disk(path, index_path, is_change=request["ask"] not in LOOKS)
+
     try:
-        answer = ask(
-            path, index_path, request, look=place_of, while_waiting=lambda: _check_disk(path)
-        )
+        answer = ask(path, index_path, request, look=place_of, while_waiting=while_waiting)
     except KvRingError as error:
         raise Failure(f"the owner of {path} refuses: {error}") from error
     except OSError as error:
@@ -43,7 +45,7 @@ def ask_owner(path: Path, index_path: Path | None, **request: Any) -> dict[str, 
     return None
 
 
-def _check_disk(path: Path) -> None:
+def _check_disk(path: Path, index_path: Path | None, *, is_change: bool) -> None:
     """Go on waiting for the owner unless that waits for its disk.
 
     Raises:
@@ -51,6 +53,8 @@ def _check_disk(path: Path) -> None:
     """
     try:
         check_disk(path)
+        if is_change:
+            check_not_frozen(index_path or path)
     except TimeoutError as error:
         message = f"{error}; when it does, the owner goes on with what was asked"
         raise TimeoutError(message) from None

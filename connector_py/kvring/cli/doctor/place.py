@@ -43,11 +43,13 @@ def file_system_of(there: Path) -> str:
 def look_at_disk(path: Path) -> Iterator[Finding]:
     """Look whether the disk below a path answers; find nothing if it does."""
     health = HealthLook(path, None).result()
-    if health.state not in ("dead disk", "stuck disk"):
+    if health.state not in ("dead disk", "stuck disk", "frozen"):
         return
     yield Finding(Level.ERROR, "disk", f"{health.state}: {health.why}", health.remedy)
     if health.owner:
         remedy = "its loads miss until the disk works: repair it, or configure another path"
+        if health.state == "frozen":
+            remedy = "it loads, and stores nothing until the file system takes changes again"
         yield Finding(Level.WARNING, "store", health.owner, remedy)
     else:
         yield Finding(Level.NOTE, "store", "no owner answers for it")
