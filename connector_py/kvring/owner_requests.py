@@ -68,7 +68,7 @@ def ask(
     with connection, suppress(BrokenPipeError, ConnectionResetError):
         line = _await_answer(connection, path, deadline_s, while_waiting)
     if not line:
-        message = f"the owner of {path} has hung up: it is being closed"
+        message = f"the owner of {path} has hung up: it was closed or killed; see kvring status"
         raise ConnectionError(message)
     answer = json.loads(line)
     if "error" in answer:

@@ -67,9 +67,9 @@ class Store:
     None and no error. Several threads may use a store; a fork may not, and opens its own.
 
     Keys are strings of up to 4096 bytes in UTF-8; `model@kv_rank@object_group@chunk_hash` gives a
-    key a namespace. A chunk has 1 byte to 2 GiB, and an eighth of the capacity at most. Memory is a
-    contiguous buffer (bytes, bytearray, memoryview, an array of numpy) or a tensor of torch on the
-    CPU. Page-aligned memory is moved without a copy.
+    key a namespace. A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity, or 64 MiB
+    where that is more and fits. Memory is a contiguous buffer (bytes, bytearray, memoryview, an
+    array of numpy) or a tensor of torch on the CPU. Page-aligned memory is moved without a copy.
 
     Each call ends after its `timeout_s` (0 to 3600 seconds), or with an exception of a signal's
     handler, such as KeyboardInterrupt. The transfer may then be under way: change its memory only

@@ -4,8 +4,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,44 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     with bare_loop_device(tmp_path, 64 * MIB) as device:
         status, _, err = kvring_command(device.path, "--capacity=32MiB")
         assert (status, "changed when it is opened" in err) == (1, True)
+
+
+def test_a_closed_store_gets_no_more_than_its_disk_has(
+    open_client: Callable[..., Client], store_directory: Path, kvring_command: Run
+) -> None:
+    open_client("64MiB").connector.close()
+    status, out, err = kvring_command(store_directory, "--capacity=1PiB", "--yes")
+    assert (status, out) == (1, "")
+    assert "--capacity 1.0 PiB is more than the file system of" in err
+    assert "free space there, or take less" in err
+
+
+def test_a_resize_that_another_one_replaces_says_so(
+    client: Client, store_directory: Path, kvring_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = resizing._wait
+
+    def other_first(all_stats: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        client.connector.change_limits(capacity="96MiB")
+        return wait(all_stats)
+
+    monkeypatch.setattr(resizing, "_wait", other_first)
+    status, out, err = kvring_command(store_directory, "--capacity=128MiB", "--yes")
+    assert (status, "evicted" in out) == (1, False)
+    assert "has another capacity, 96.0 MiB: another resize came meanwhile" in err
+
+
+def test_a_dry_run_refuses_stores_that_do_not_become_one(
+    tmp_path: Path, kvring_command: Run
+) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        with kvring.Connector(path, "64MiB") as store:
+            Client(store).store({make_key(number): pattern(MIB, number) for number in range(4)})
+    for option in ("--dry-run", "--yes"):
+        status, _, err = kvring_command(*paths, "--capacity=64MiB", option)
+        assert (status, "they do not become one store" in err) == (1, True)
+        assert "would be removed" not in err
 
 
 def test_several_paths_change_together(tmp_path: Path, kvring_command: Run) -> None:

@@ -145,6 +145,23 @@ def test_a_directory_that_was_moved_away(client: Client, store_directory: Path) 
     client.wait_until(lambda: not client.connector.stats()["paths"][0]["trouble"])
 
 
+def test_a_path_in_a_circle_and_an_index_without_header(
+    client: Client, store_directory: Path, tmp_path: Path
+) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    assert_state(circle, "no store", "the path leads nowhere: Too many levels", f"namei {circle}")
+    client.store({make_key(1): pattern(MIB, 1)})
+    client.connector.close()
+    with (store_directory / "index.kvring").open("r+b") as index:
+        index.write(bytes(4096))
+    # kvring verify could not read it either.
+    why = "it is not a kvring index; put back a copy of it, or open the store"
+    assert_state(
+        store_directory, "damaged index", why, "start the server, which begins a new index"
+    )
+
+
 @pytest.mark.root
 def test_a_block_device(tmp_path: Path) -> None:
     with bare_loop_device(tmp_path, SIZE_BYTES) as device:
@@ -316,6 +333,25 @@ def test_an_owner_that_waits_for_its_disk_is_not_waited_for(open_store: OpenStor
             assert "when it does, the owner goes on with what was asked" in done.stderr
             assert kvring_command("stats", open_store.path).returncode == 0
     open_store.client.wait_until(lambda: open_store.client.stat("keys") == 0)
+
+
+@pytest.mark.root
+def test_a_dead_disk_is_no_damage_of_the_store(open_store: OpenStore) -> None:
+    device, path, client = open_store
+    client.connector.close()
+    device.fail("read")
+    # The index is in the page cache.
+    exported = kvring_command("export", path, "--output", "/dev/null")
+    assert exported.returncode == 4
+    assert "is unreadable (Input/output error (os error 5)), and left out" in exported.stderr
+    with (path / "index.kvring").open("rb") as index:
+        os.posix_fadvise(index.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    for word in ("info", "ls", "usage", "verify"):
+        done = kvring_command(word, path)
+        assert done.returncode == 1
+        assert "Input/output error" in done.stderr
+        assert "put back a copy" not in done.stderr
+        assert "dmesg tells of its drive; repair or replace that" in done.stderr
 
 
 @pytest.mark.root

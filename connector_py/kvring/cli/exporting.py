@@ -118,10 +118,11 @@ def _add(
         chunks = StoredChunks(path, index_path)
         with progress(f"reading {path}", total_bytes) as advance:
             for chunk in chosen(chunks):
-                condition, _, content = chunks.read(keep=True)
+                condition, reason, content = chunks.read(keep=True)
                 advance(chunk["length_bytes"])
                 if content is not None:
                     writer.add(chunk["key"], content, chunk["created_ms"], chunk["variant"])
                 elif condition != "gone":
-                    yield f"{path}: {chunk['key']!r} is {condition}, and left out"
+                    why = f" ({reason})" if reason else ""
+                    yield f"{path}: {chunk['key']!r} is {condition}{why}, and left out"
         yield from (f"{path}: {sentence}" for sentence in chunks.damage())

@@ -1,5 +1,6 @@
 """Whether a path of a store is healthy, why not, and what to type next: told in bounded time."""
 
+import errno
 import os
 import shlex
 import time
@@ -28,6 +29,7 @@ _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
 _WHOLE_SHARE: Final = 0.9
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
+_NO_PATH: Final = frozenset((errno.ELOOP, errno.ENAMETOOLONG))
 # Of other paths, after a look that took all the time there is.
 _LEAST_LOOK_S: Final = 0.2
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
@@ -143,6 +145,9 @@ class HealthLook:
             return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#dead-disk")
         if isinstance(disk.error, _ABSENT):
             return None if answer is None else self._moved(answer)
+        if disk.error is not None and disk.error.errno in _NO_PATH:
+            why = f"the path leads nowhere: {disk.error.strerror}"
+            return self._health("no store", why, f"namei {self._quoted()}")
         if disk.error is not None or is_dead:
             reason = (disk.error and disk.error.strerror) or "its file system has shut down"
             remedy = f"dmesg -T | tail; smartctl -a {self._device()}; {_RUNBOOK}#dead-disk"
@@ -153,7 +158,8 @@ class HealthLook:
             return self._health("frozen", why, f"fsfreeze --unfreeze {where}; dmesg -T | tail")
         is_blank = disk.damage.endswith(_NO_STORE) and answer is None
         if disk.damage and not is_blank:
-            remedy = f"kvring verify {self._quoted()}; {_RUNBOOK}#damaged-index"
+            # No command reads it: neither does kvring verify.
+            remedy = f"start the server, which begins a new index; {_RUNBOOK}#damaged-index"
             return self._health("damaged index", f"{disk.damage}{served}", remedy)
         return None
 

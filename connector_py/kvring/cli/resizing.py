@@ -1,5 +1,6 @@
 """`kvring resize`: bring a store to another capacity, also one that is open."""
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvring.cli.opening import facts_of_all, opened, options_of
 from kvring.cli.output import count_text, print_json, size_text
 from kvring.cli.owner import need_owner
 from kvring.cli.parameters import capacities_option, capacity_of_each, json_option
+from kvring.cli.places import taken_on_disk
 from kvring.cli.progress import progress
 from kvring.cli.stores import said_well, store_paths
 
@@ -56,6 +58,7 @@ def resize(
             )
     facts = facts_of_all(paths, None)
     options = options_of(facts, None) | {"capacity": capacity, "ttl": "off"}
+    _refuse_more_than_disk(paths, capacity)
     before = _count(paths, as_json=as_json)
     losses, _ = losses_of_open(paths, **options)
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
@@ -74,6 +77,17 @@ def resize(
             "leased, others being read or written; the owner frees them once they are not"
         )
     return 0
+
+
+def _refuse_more_than_disk(paths: Sequence[Path], capacity: Sequence[int]) -> None:
+    for path, size_bytes in zip(paths, capacity, strict=True):
+        most_bytes = taken_on_disk(path) + shutil.disk_usage(path).free
+        if size_bytes > most_bytes:
+            raise Failure(
+                f"--capacity {size_text(size_bytes)} is more than the file system of {path} has "
+                f"for it, {size_text(most_bytes)}: what it takes and what is free; free space "
+                "there, or take less"
+            )
 
 
 def _count(paths: Sequence[Path], *, as_json: bool) -> int:
@@ -103,6 +117,10 @@ def _resize_open(paths: Sequence[Path], capacity: Sequence[int]) -> tuple[dict[s
     before = stats()["evicted"]
     need_owner(paths[0], None, ask="resize", capacities=capacities)
     after = _wait(iter(stats, None))
+    reached = [one["capacity_bytes"] for one in after["paths"]]
+    if sorted(reached) != sorted(capacity):
+        now = ", ".join(map(size_text, reached))
+        raise Failure(f"{paths[0]} has another capacity, {now}: another resize came meanwhile")
     return after, after["evicted"] - before
 
 

@@ -25,8 +25,8 @@ Exit status: 0 if every path is healthy, 1 if one is not, 2 for wrong arguments.
 def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
     """Say of each PATH in a line whether it is healthy, why not, and what to type next.
 
-    The owner is asked, and the disk is read. A dead or stuck disk, a frozen file system, or a stopped owner is told
-    within two seconds. Nothing is changed.
+    The owner is asked, and the disk is read. A dead or stuck disk, a frozen file system, or a
+    stopped owner is told within two seconds. Nothing is changed.
     """
     looks = [HealthLook(path, index_path) for path in paths]
     # Each waits for owners and disks that may not answer.
