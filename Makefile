@@ -260,10 +260,11 @@ power-loss: build ## power loss at 500 writes below the file system and below ba
 	@$(PY) -m pytest -rA tests/python/test_power_loss_writes.py
 
 .PHONY: lint
-lint: build ## format, clippy, ruff, mypy, stubtest, cargo-deny
+lint: build ## format, clippy, cargo doc, ruff, mypy, stubtest, cargo-deny
 	@set -x
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --all-features $(LOCKED) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace $(LOCKED)
 	env -u PYO3_PYTHON PYO3_NO_PYTHON=1 cargo check --package kvring-python $(ABI3) $(LOCKED)
 	ruff check $(PYTHON_SOURCES)
 	ruff format --check $(PYTHON_SOURCES)

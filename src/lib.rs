@@ -1,9 +1,48 @@
 //! kvring: a local-NVMe tier for LMCache.
 //!
-//! Batches of (key, memory) come in. The bytes move between that memory and the disk by io_uring (or threads) and O_DIRECT. Completions
-//! go out through an eventfd. Chunks survive restarts.
+//! A [`Connector`] is an open store. It takes batches of keys and memory, and moves the bytes between that memory and the drive by
+//! O_DIRECT, with io_uring or with threads. Each batch is answered by one [`Completion`]; an eventfd says when there are some. Chunks
+//! survive restarts.
 //!
-//! docs/explanation/architecture.md has a picture of it, and follows a SET and a GET through it.
+//! ```
+//! use std::error::Error;
+//! use std::time::Duration;
+//!
+//! use kvring::{Completion, Config, Connector};
+//!
+//! fn store_and_load(path: &str) -> Result<(), Box<dyn Error>> {
+//!     let store = Connector::open(Config::new(path, 64 << 20)?)?;
+//!     store.submit_set_owned(&["key"], vec![vec![7; 100_000]])?;
+//!     assert!(next_completion(&store)?.ok);
+//!     store.close();
+//!
+//!     let store = Connector::open(Config::new(path, 64 << 20)?)?;
+//!     assert_eq!(store.lengths(&["key", "other"])?, [Some(100_000), None]);
+//!     store.submit_get_owned(&["key"], vec![vec![0; 100_000]])?;
+//!     let completion = next_completion(&store)?;
+//!     assert_eq!(completion.results, [true]);
+//!     assert_eq!(completion.into_chunks(), Some(vec![vec![7; 100_000]]));
+//!     Ok(())
+//! }
+//!
+//! fn next_completion(store: &Connector) -> Result<Completion, Box<dyn Error>> {
+//!     let mut completions = Vec::new();
+//!     store.wait(Duration::from_secs(30))?;
+//!     store.drain(&mut completions);
+//!     completions.pop().ok_or("no completion within 30 s".into())
+//! }
+//! # let directory = tempfile::tempdir()?;
+//! # store_and_load(directory.path().join("store").to_str().ok_or("the path is not UTF-8")?)?;
+//! # Ok::<(), Box<dyn Error>>(())
+//! ```
+//!
+//! These calls need no unsafe code. [`Connector::submit_set`] and [`Connector::submit_get`] take the caller's memory without a copy where
+//! it is aligned to 4,096 bytes. `examples/from_rust.rs` is a whole program. The options are the fields of [`Config`]; [`OPTIONS`]
+//! describes them.
+//!
+//! # Modules
+//!
+//! docs/explanation/architecture.md has a picture of them, and follows a SET and a GET.
 //!
 //! A module knows only those before it in this list:
 //!

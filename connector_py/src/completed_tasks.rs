@@ -5,7 +5,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvring::{Completion, Connector};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// How soon a waiting thread sees that the connector is closed, which rings no descriptor.
 const TICK: Duration = Duration::from_millis(100);
@@ -84,7 +83,8 @@ impl CompletedTasks {
         }
         state.is_polled = true;
         drop(state);
-        wait_readable(core, timeout);
+        // An error is as good as a ring: what is there is taken all the same.
+        let _ = core.wait(timeout);
         state = self.locked();
         state.is_polled = false;
         // It alone clears the eventfd, so that no ring is lost while another thread takes.
@@ -112,10 +112,4 @@ impl CompletedTasks {
     fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn wait_readable(core: &Connector, timeout: Duration) {
-    let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-    // An interruption is as good as a ring.
-    let _ = poll(&mut [PollFd::new(core.event(), PollFlags::POLLIN)], timeout);
 }

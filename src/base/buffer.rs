@@ -98,6 +98,20 @@ impl CallerBuffer {
     }
 }
 
+/// Memory of chunks that a batch owns until its completion.
+pub(crate) struct OwnedChunks(pub(crate) Vec<Vec<u8>>);
+
+impl OwnedChunks {
+    /// The span of each chunk. The batch that they are submitted with keeps `self` alive, and nobody else has it meanwhile.
+    pub(crate) fn buffers(&mut self) -> Vec<CallerBuffer> {
+        let describe = |chunk: &mut Vec<u8>| {
+            // SAFETY: the heap memory of a Vec stays where it is when the Vec moves, and the batch alone has it, as above.
+            unsafe { CallerBuffer::new(chunk.as_mut_ptr(), chunk.len()) }
+        };
+        self.0.iter_mut().map(describe).collect()
+    }
+}
+
 /// Memory of a SET: until the answer it is only read, by whomever.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceBuffer(CallerBuffer);

@@ -6,6 +6,7 @@ mod forecast;
 mod key_watch;
 mod limits;
 mod opening;
+mod owned_chunks;
 mod status;
 mod submits;
 mod volume;

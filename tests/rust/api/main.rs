@@ -13,6 +13,7 @@ mod engines;
 mod key_events;
 mod late_loads;
 mod order;
+mod owned_chunks;
 mod reactor_rule;
 mod reactors;
 mod registered_memory;
