@@ -3,11 +3,12 @@
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from kvring import _native
-from kvring._native import BlockingStore, KvRingError, SubmitError
+from kvring._native import BlockingStore, ConfigError, KvRingError, SubmitError
 from kvring.arguments import Capacities, Memory, Paths, StoreOptions
 from kvring.connector import Connector
 
@@ -52,12 +53,32 @@ class _Deadline:
     """When a call of several steps ends."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s = _seconds(timeout_s)
         self._end_s = time.monotonic() + timeout_s
 
     def left_s(self) -> float:
         """Return the seconds that are left; a timeout out of range as it is, to be refused."""
         return min(self.timeout_s, max(0.0, self._end_s - time.monotonic()))
+
+
+def _seconds(timeout_s: Any) -> float:
+    """Return it as a number, which the native module compares with its range.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(timeout_s, Real):
+        raise ConfigError(f"timeout_s = {timeout_s!r} is not valid; it takes 0 to 3600")
+    return float(timeout_s)
+
+
+def _refuse_objects(key: str, memory: Any) -> None:
+    """Refuse memory of references: no other process could make anything of them."""
+    kind = getattr(memory, "dtype", None)
+    has_objects = getattr(kind, "hasobject", False)
+    if has_objects or (isinstance(memory, memoryview) and "O" in memory.format):
+        reason = "its memory has references to objects; pass the bytes of a serialized object"
+        raise SubmitError(f"{_shown(key)}: {reason}")
 
 
 class Store:
@@ -97,7 +118,9 @@ class Store:
             ChunkError: It was not stored: no space, an I/O error, too long.
             ChunkTimeoutError: It was not stored in `timeout_s` seconds, and may be later.
         """
-        self._answers(self._calls.put, [key], [memory], deadline=_Deadline(timeout_s))
+        deadline = _Deadline(timeout_s)
+        _refuse_objects(key, memory)
+        self._answers(self._calls.put, [key], [memory], deadline=deadline)
 
     @overload
     def get(self, key: str, *, timeout_s: float = ...) -> bytearray | None: ...
@@ -166,9 +189,11 @@ class Store:
         Returns:
             What was lost, as `kvring.Connector.close()` does.
         """
-        return self._connector.close(timeout_s)
+        return self._connector.close(_seconds(timeout_s))
 
     def __enter__(self) -> "Self":
+        # Refused by a store that is closed.
+        self._calls.exists([])
         return self
 
     def __exit__(
@@ -192,8 +217,8 @@ class Store:
         return [out if is_loaded else None for _, out, is_loaded in answers]
 
     def _load_new(self, keys: Sequence[str], deadline: "_Deadline") -> list[bytearray | None]:
-        chunks: list[bytearray | None] = [None] * len(keys)
-        wanted = dict(enumerate(self._lengths(keys)))
+        wanted: dict[int, int | None] = dict(enumerate(self._lengths(keys)))
+        chunks: list[bytearray | None] = [None] * len(wanted)
         while wanted:
             # Empty for a miss: its load counts as one.
             buffers = {position: bytearray(length or 0) for position, length in wanted.items()}
@@ -243,14 +268,14 @@ class Store:
             raise ChunkError(keys[results.index(False)], code, f"not {verb}: {error}")
         return results
 
-    def _refusing(
-        self, keys: Sequence[str], call: Callable[..., _ResultT], *arguments: Any
-    ) -> _ResultT:
-        """Call; a refusal names the key."""
+    def _refusing(self, keys: Any, call: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
+        """Call; a refusal names the key, as far as `keys` are some."""
         try:
             return call(*arguments)
         except SubmitError as error:
-            position = 0 if error.position is None and len(keys) == 1 else error.position
+            position = error.position
+            if position is None and isinstance(keys, Sequence) and len(keys) == 1:
+                position = 0
             if position is None:
                 raise
             raise type(error)(f"{_shown(keys[position])}: {error}") from error

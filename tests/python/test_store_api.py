@@ -184,6 +184,26 @@ REFUSALS: dict[str, tuple[Callable[[kvring.Store], object], type[Exception], str
         kvring.ConfigError,
         "^timeout_s = -1 is not valid; it takes 0 to 3600",
     ),
+    "no timeout": (
+        lambda store: store.get("key", timeout_s=None),  # type: ignore[call-overload]
+        kvring.ConfigError,
+        "^timeout_s = None is not valid; it takes 0 to 3600",
+    ),
+    "no timeout of close": (
+        lambda store: store.close(timeout_s=None),  # type: ignore[arg-type]
+        kvring.ConfigError,
+        "^timeout_s = None is not valid; it takes 0 to 3600",
+    ),
+    "no keys": (
+        lambda store: store.get_many(None),  # type: ignore[call-overload]
+        kvring.SubmitError,
+        "^keys is of type NoneType; pass a list of str",
+    ),
+    "a set": (
+        lambda store: store.get_many({"key"}),  # type: ignore[call-overload]
+        kvring.SubmitError,
+        "^keys is of type set; pass a list of str",
+    ),
 }
 
 
@@ -194,6 +214,15 @@ def test_what_is_refused_names_the_key_and_harms_nothing(store: kvring.Store, na
     with pytest.raises(kind, match=message):
         call(store)
     assert loaded(store, "key") == b"chunk"
+
+
+def test_memory_of_references_is_refused(store: kvring.Store) -> None:
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
+    array = numpy.array([object()])
+    for memory in (array, memoryview(array), numpy.zeros(2, [("number", "i4"), ("any", "O")])):
+        with pytest.raises(kvring.SubmitError, match=r"^'key': its memory has references"):
+            store.put("key", memory)
+    assert not store.exists("key")
 
 
 def test_failures_are_exceptions_of_the_package(store: kvring.Store) -> None:
@@ -220,6 +249,8 @@ def test_a_closed_store_says_so(store: kvring.Store) -> None:
     for call in calls:
         with pytest.raises(kvring.ClosedError, match=r"^'key': the connector is closed"):
             call()
+    with pytest.raises(kvring.ClosedError, match=r"^the connector is closed"), store:
+        pass
 
 
 def test_a_chunk_that_is_replaced_meanwhile_by_a_longer_one_is_found(store: kvring.Store) -> None:
