@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ from kvring import ConfigError
 from kvring._native import check_options
 from kvring.cli.deployment import (
     Places,
+    check_paths,
     docker_command,
     seccomp_profile,
     seccomp_profile_over,
@@ -36,6 +37,8 @@ arguments.
 """
 
 _FORM = "kvring.config.form"
+# Of its tier, which reads them itself (kvring/vllm/tier.py).
+_OPTIONS_OF_VLLM = ("locality", "promote")
 _FORMS: dict[str, Callable[[Places, list[str]], str]] = {
     "systemd": systemd_unit,
     "docker": docker_command,
@@ -150,7 +153,8 @@ def config(
         raise click.UsageError("PATH and CAPACITY are needed, such as /mnt/nvme/kvring 500GiB")
     _check_program(program, form, kind, shared, model, max_model_len, huge_pages=huge_pages)
     tier = None if shared is None else shared_tier(shared)
-    parameters = _parameters(paths, capacity, others, has_shared=tier is not None)
+    own = _OPTIONS_OF_VLLM if program == "vllm" else ()
+    parameters = _parameters(paths, capacity, others, own, has_shared=tier is not None)
     parameters = with_required_mounts(parameters, in_container=form in ("docker", "kubernetes"))
     if form == "kubernetes" and program == "lmcache":
         # Of its probe.
@@ -175,6 +179,7 @@ def config(
         click.echo(json.dumps(start.spec))
     elif form is not None:
         places = Places(_places(parameters), directory_of(tier))
+        check_paths(places, form)
         if form == "kubernetes":
             manifest = vllm_manifest if program == "vllm" else server_manifest
             click.echo(manifest(places, start.commands[0], l1_size_gb, parameters))
@@ -230,9 +235,16 @@ def _check_program(
 
 
 def _parameters(
-    paths: tuple[str, ...], capacity: str, others: tuple[str, ...], *, has_shared: bool
+    paths: tuple[str, ...],
+    capacity: str,
+    others: tuple[str, ...],
+    own: Sequence[str],
+    *,
+    has_shared: bool,
 ) -> dict[str, Any]:
+    """Return the options of a store, checked, and behind them those of the program's `own`."""
     options = _options(others)
+    of_program = {name: options.pop(name) for name in own if name in options}
     if "capacity" in options or "paths" in options:
         text = "--option capacity and paths: these are arguments, such as /mnt/a /mnt/b 500GiB,1TiB"
         raise WrongArguments(text)
@@ -253,7 +265,7 @@ def _parameters(
     parameters["path"] = _one_or_all([_absolute(path) for path in _all(parameters["path"])])
     if parameters.get("index_path", "none") != "none":
         parameters["index_path"] = _absolute(parameters["index_path"])
-    return {**parameters, **taken}
+    return {**parameters, **taken, **of_program}
 
 
 def _options(others: tuple[str, ...]) -> dict[str, Any]:

@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvring.cli.failure import WrongArguments
+
 __all__ = [
     "IMAGE",
     "PROFILE_NAME",
     "Places",
+    "check_paths",
     "docker_command",
     "is_device",
     "seccomp_profile",
@@ -20,6 +23,7 @@ PROFILE_NAME = "kvring-seccomp.json"
 # deploy/Dockerfile says how it is built.
 IMAGE = "lmcache-with-kvring"
 _MOST_FILES = 1048576
+_QUOTED_IN_UNITS = frozenset(" '\"\\;#")
 
 # What needs a capability that containers do not have, changes the machine, reaches into other
 # processes, or has been a way out of containers: https://docs.docker.com/engine/security/seccomp/
@@ -77,6 +81,24 @@ def is_device(path: Path) -> bool:
     return path.is_block_device() or (is_of_dev and not path.exists())
 
 
+def check_paths(places: Places, form: str) -> None:
+    """Refuse paths that a form cannot name.
+
+    Raises:
+        WrongArguments: A path has a character that has no way to be written, or another meaning.
+    """
+    for path in (*places.store, *places.shared):
+        text = str(path)
+        if form == "systemd" and not text.isprintable():
+            raise WrongArguments(f"--systemd: {text!r} has a character that no unit can have")
+        is_parted = ":" in text and (form == "kubernetes" or (form == "docker" and is_device(path)))
+        if is_parted:
+            way_out = "name a link without one" if is_device(path) else "name another directory"
+            raise WrongArguments(
+                f"--{form}: {text!r} has a ':', which ends a path there; {way_out}"
+            )
+
+
 def systemd_unit(places: Places, command: list[str]) -> str:
     """Return a unit that runs a server.
 
@@ -87,8 +109,7 @@ def systemd_unit(places: Places, command: list[str]) -> str:
     program, *arguments = command
     # It has no PATH of an environment.
     program = shutil.which(program) or f"/path/to/{program}"
-    # systemd.service(5): quotes as in a shell, but % and $ have a meaning.
-    quoted = shlex.join([program, *arguments]).replace("%", "%%").replace("$", "$$")
+    quoted = " ".join(map(_command_word, [program, *arguments]))
     mounts = " ".join(map(_unit_word, places.directories))
     # Devices belong to this group.
     group = "SupplementaryGroups=disk\n" if places.devices else ""
@@ -109,10 +130,22 @@ TimeoutStopSec=60
 WantedBy=multi-user.target"""
 
 
+def _command_word(word: str) -> str:
+    """Return a word of ExecStart: systemd.service(5). A backslash escapes in any quotes."""
+    if "'" in word or "\\" in word:
+        return _double_quoted(word).replace("$", "$$")
+    return shlex.quote(word).replace("%", "%%").replace("$", "$$")
+
+
 def _unit_word(path: Path) -> str:
     """Return a path as a word of a unit: systemd.syntax(7), systemd.unit(5)."""
-    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{text}"' if " " in text else text
+    text = str(path)
+    return _double_quoted(text) if set(text) & _QUOTED_IN_UNITS else text.replace("%", "%%")
+
+
+def _double_quoted(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"'
 
 
 def docker_command(places: Places, command: list[str]) -> str:
