@@ -67,7 +67,21 @@ class BoundedHandler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        """Answer."""
+        raise NotImplementedError
+
+    def do_HEAD(self) -> None:
+        """Answer as GET, without the document: `answer()` and `send_error()` leave it out."""
+        self.do_GET()
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return f"http://{HOST}:{self.connection.getsockname()[1]}/"
 
     def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - as it is called
         """Keep what is asked every few seconds out of the log of an engine."""

@@ -91,7 +91,11 @@ def serve_metrics(store: Connector, history: History, port: int) -> None:
             try:
                 server = _servers[port] = _Server(port)
             except (OSError, RuntimeError) as error:
-                _logger.warning("metrics_port %d: nothing is served there: %s", port, error)
+                _logger.warning(
+                    "metrics_port %d: nothing is served there: %s; name another port, or 'off'",
+                    port,
+                    error,
+                )
                 return
         server.http.stores[store] = history
 

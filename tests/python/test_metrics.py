@@ -7,7 +7,8 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,12 @@ def test_the_endpoint_serves_metrics_and_health(
     status, text = fetched(port, "/healthz")
     assert (status, json.loads(text)["healthy"]) == (200, True)
     assert fetched(port, "/none")[0] == 404
+    for path, expected in (("/", 200), ("/metrics", 200), ("/healthz", 200), ("/none", 404)):
+        with closing(HTTPConnection("127.0.0.1", port, timeout=HANG_DEADLINE_S)) as connection:
+            connection.request("HEAD", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (expected, b"")
+            assert int(answer.getheader("Content-Length", "0")) > 0
     # Another store of the process shares it; the last one that is closed gives it back.
     with kvring.Connector(tmp_path / "second", "64MiB", metrics_port=str(port)):
         assert len(json.loads(fetched(port, "/healthz")[1])["paths"]) == 2
@@ -292,6 +299,7 @@ def test_a_port_that_is_taken_does_not_stand_in_the_way(
         with kvring.Connector(tmp_path / "store", "64MiB", metrics_port=number) as connector:
             assert connector.stats()["keys"] == 0
             assert f"metrics_port {number}: nothing is served there" in caplog.text
+            assert "; name another port, or 'off'" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

@@ -52,6 +52,11 @@ def test_a_closed_output_is_said(store: Path, command: str) -> None:
     assert "standard output is closed" in told
 
 
+@pytest.mark.parametrize("arguments", ["--help", "--version", "purge --help", "verify -h"])
+def test_help_that_is_not_read_to_its_end_is_no_failure(arguments: str) -> None:
+    assert into_a_pipe_of_nobody(*arguments.split()) == (0, "")
+
+
 @pytest.mark.parametrize("command", ["info $1", "ls $1", "--help"])
 def test_a_full_disk_below_the_output_is_said_of_the_output(store: Path, command: str) -> None:
     told = "kvring: the output cannot be written: No space left on device\n"

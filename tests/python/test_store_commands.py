@@ -333,3 +333,12 @@ def test_resize_tells_what_is_lost_and_gives_back_the_space(
     assert (status, len(list(StoredChunks(store_directory)))) == (0, left)
     status, _, err = kvring_command("resize", "--capacity=1KiB", "--yes", store_directory)
     assert (status, "capacity" in err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["stats", "top", "size", "doctor"])
+def test_a_second_path_is_refused_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "/mnt/a", "/mnt/b"]) == 2
+    told = capsys.readouterr().err
+    assert told == f"kvring {command}: it takes one PATH, and 2 are given: run it for each\n"

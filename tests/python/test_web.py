@@ -294,6 +294,8 @@ def test_what_is_asked_wrongly_is_refused(
                 for host, expected in (("evil.example", 403), ("localhost", 200)):
                     answer = asked_as(host, one, path)
                     assert answer.status == expected
+                    if expected == 403:
+                        assert answer.reason == f"open it as http://127.0.0.1:{one}/"
                     if expected == 200:
                         policy = answer.getheader("Content-Security-Policy", "")
                         assert policy.startswith("default-src 'self'; ")

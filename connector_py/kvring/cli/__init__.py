@@ -53,7 +53,9 @@ class _Commands(click.Group):
             sys.stdout.flush()
             return status
         except BrokenPipeError:
-            return 0 if context.invoked_subcommand in _ONLY_SHOW else _READER_GONE
+            is_help = not {"-h", "--help"}.isdisjoint(context.obj)
+            is_missed = not is_help and context.invoked_subcommand not in _ONLY_SHOW
+            return _READER_GONE if is_missed else 0
         except PermissionError as error:
             if not isinstance(error.filename, str):
                 raise
@@ -125,6 +127,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
+    except SystemExit:
+        # Click's own, where --help or --version has no reader any more.
+        return 0
     except BrokenPipeError:
         raise
     except (KvRingError, OSError) as error:

@@ -26,8 +26,8 @@ others were evicted for them.
 
 _Arguments = dict[str, Any]
 
-# Keys of chunks that were not stored.
-_MOST_NAMED = 20
+# Reasons for which chunks were not stored; each has sizes and paths in it.
+_MOST_REASONS = 5
 
 
 def _store_to_fill(command: Any) -> Any:
@@ -52,8 +52,8 @@ def import_command(source: str, **arguments: Any) -> int:
     """Store what `kvring export` has written in the store at PATH, which may be new.
 
     Nobody may have it open. Each chunk is compared with its checksum. What an archive that was cut
-    short holds is stored all the same. Nothing is evicted for it without --yes: what finds no room
-    is named.
+    short holds is stored all the same. Nothing is evicted for it without --yes: of what finds no
+    room the number is told.
     """
     faults: list[str] = []
     with click.open_file(source, "rb") as stream:
@@ -81,8 +81,8 @@ def adopt(directory: Path, move: bool, **arguments: Any) -> int:
 
     The store at PATH may be new; nobody may have it open, and LMCache must not be using DIRECTORY.
     The chunk that was written last is evicted last. Other files are left alone. Nothing is evicted
-    without --yes, and nothing at all with --move: what finds no room is named, and stays where it
-    is.
+    without --yes, and nothing at all with --move: what finds no room stays where it is, and its
+    number is told.
     """
     found, others = chunk_files(directory)
     if not found:
@@ -157,23 +157,26 @@ def _fill(
 ) -> int:
     """Store chunks, say how many, and return that. What is refused is added to `faults`."""
     paths = arguments["paths"]
-    stored, refused = 0, []
+    stored = 0
+    # The keys by reason.
+    refused: dict[str, list[str]] = {}
     with opened(paths, **options) as store:
         before = store.stats()
-        for key, is_stored in store_chunks(store, chunks):
-            if not is_stored:
-                refused.append(key)
+        for key, reason in store_chunks(store, chunks):
+            if reason is not None:
+                refused.setdefault(reason, []).append(key)
                 continue
             stored += 1
             if when_durable is not None:
                 when_durable(key)
         after = store.stats()
     evicted = after["evicted"] - before["evicted"]
+    refused_count = sum(map(len, refused.values()))
     if arguments["as_json"]:
         print_json(
             {
                 "stored": stored,
-                "refused": len(refused),
+                "refused": refused_count,
                 "evicted": evicted,
                 "keys": after["keys"],
                 "stored_bytes": after["stored_bytes"],
@@ -184,9 +187,11 @@ def _fill(
             f"stored {count_text(stored, 'chunk')}; {paths[0]} holds {after['keys']:,}, "
             f"{size_text(after['stored_bytes'])}"
         )
-    faults += (f"{key!r} was not stored: the log tells why" for key in refused[:_MOST_NAMED])
+    for reason, keys in list(refused.items())[:_MOST_REASONS]:
+        message = count_text(len(keys), "chunk was not stored", "chunks were not stored")
+        faults.append(f"{message}, such as {keys[0]!r}: {reason}")
     if refused:
-        message = count_text(len(refused), "chunk was not stored", "chunks were not stored")
+        message = f"{refused_count:,} in all were not stored"
         faults.append(f"{message}; where room was short give more --capacity")
     if evicted:
         message = count_text(evicted, "chunk was evicted", "chunks were evicted")

@@ -128,20 +128,23 @@ def _holding_capacity(path: Path) -> int | str:
 
 def store_chunks(
     store: Connector, chunks: Iterable[tuple[str, bytes, int]]
-) -> Iterator[tuple[str, bool]]:
-    """Store chunks, a few at a time; yield of each key whether it is stored, in any order."""
+) -> Iterator[tuple[str, str | None]]:
+    """Store chunks, a few at a time; yield of each key why it is not stored, in any order.
+
+    That is None if it is stored.
+    """
     poll = select.poll()
     poll.register(store.event_fd(), select.POLLIN)
     under_way: dict[int, tuple[str, int]] = {}
     bytes_under_way = 0
 
-    def completed() -> Iterator[tuple[str, bool]]:
+    def completed() -> Iterator[tuple[str, str | None]]:
         nonlocal bytes_under_way
         poll.poll()
-        for future_id, _, _, results in store.drain_completions():
+        for future_id, _, error, results in store.drain_completions():
             key, size_bytes = under_way.pop(future_id)
             bytes_under_way -= size_bytes
-            yield key, results[0]
+            yield key, None if results[0] else error or "it was not admitted"
 
     for key, content, variant in chunks:
         while under_way and (

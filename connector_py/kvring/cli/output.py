@@ -60,7 +60,8 @@ class _Console(Console):
 
 def console() -> Console:
     """Return the standard output; what comes from outside (paths, keys) is no markup there."""
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH_COLUMNS
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = None if is_known else _PIPE_WIDTH_COLUMNS
     return _Console(markup=False, highlight=False, emoji=False, width=width)
 
 

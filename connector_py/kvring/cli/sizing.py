@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.output import console, count_text, print_json, size_text, table
 from kvring.cli.owner import need_owner
-from kvring.cli.parameters import POSITIVE_SIZE, STORE_PATH, ReadablePath, json_option
-from kvring.cli.stores import index_path_option
+from kvring.cli.parameters import POSITIVE_SIZE, ReadablePath, json_option
+from kvring.cli.stores import index_path_option, one_path
 
 __all__ = ["size"]
 
@@ -27,7 +27,7 @@ _MOST_QUOTED: Final = 60
 
 
 @click.command(epilog=_EPILOG, short_help="Tell what hit ratio which capacity would bring.")
-@click.argument("path", required=False, type=STORE_PATH)
+@one_path(is_required=False)
 @index_path_option
 @click.option(
     "--trace",

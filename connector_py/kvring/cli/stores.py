@@ -12,7 +12,7 @@ import click
 from kvring import KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import check_disk
-from kvring.cli.failure import Failure
+from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.output import OUTPUT_ERRORS, printable
 from kvring.cli.parameters import STORE_PATH
 from kvring.cli.users import whose
@@ -25,6 +25,7 @@ __all__ = [
     "look_at_each",
     "missing_namespace",
     "need_namespace",
+    "one_path",
     "said_well",
     "store_arguments",
     "store_paths",
@@ -34,6 +35,7 @@ __all__ = [
 _MOST_SHOWN = 20
 
 _T = TypeVar("_T")
+_CommandT = TypeVar("_CommandT", bound=Callable[..., Any])
 
 index_path_option = click.option(
     "--index-path",
@@ -61,10 +63,31 @@ store_paths = click.argument(
 )
 
 
+def _only(
+    _context: click.Context, _parameter: click.Parameter, paths: tuple[Path, ...]
+) -> Path | None:
+    """Return the path; refuse further ones with the way out."""
+    if len(paths) > 1:
+        raise WrongArguments(f"it takes one PATH, and {len(paths)} are given: run it for each")
+    return paths[0] if paths else None
+
+
+def one_path(*, is_required: bool = True) -> Callable[[_CommandT], _CommandT]:
+    """Give a command the argument `path`, of which there is one."""
+    metavar = "PATH" if is_required else "[PATH]"
+    return click.argument(
+        "path",
+        nargs=-1,
+        metavar=metavar,
+        type=STORE_PATH,
+        required=is_required,
+        callback=_only,
+    )
+
+
 def store_arguments(command: Any) -> Any:
     """Give a command the arguments `path` and `index_path`."""
-    path = click.argument("path", type=STORE_PATH)
-    return path(index_path_option(command))
+    return one_path()(index_path_option(command))
 
 
 @contextmanager

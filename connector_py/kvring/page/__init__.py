@@ -46,7 +46,7 @@ def answer_page(handler: BoundedHandler, histories: Sequence[History]) -> bool:
         return False
     # A page of somebody else, under a name that leads here, gets nothing.
     if handler.headers.get("Host", "").partition(":")[0] not in _HOSTS:
-        handler.send_error(HTTPStatus.FORBIDDEN, f"open it as http://{HOST}/")
+        handler.send_error(HTTPStatus.FORBIDDEN, f"open it as {handler.url}")
     elif name == "frames":
         _answer_frames(handler, histories, url.query)
     else:

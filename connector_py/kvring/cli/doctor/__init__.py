@@ -29,7 +29,7 @@ from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
 from kvring.cli.failure import WrongArguments
 from kvring.cli.output import console, print_json, table
-from kvring.cli.parameters import STORE_PATH
+from kvring.cli.stores import one_path
 
 __all__ = ["doctor"]
 
@@ -43,7 +43,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 
 @click.command(epilog=_EPILOG, short_help="Find out whether kvring works here, and how well.")
-@click.argument("path", required=False, type=STORE_PATH)
+@one_path(is_required=False)
 @click.option("--capacity", metavar="SIZE", help="What the store is to take, such as 500GiB.")
 @click.option(
     "--clean-shm",
