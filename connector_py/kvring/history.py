@@ -66,8 +66,15 @@ class History:
         self._add([(frame["time_s"], _sample(frame))], json.dumps(frame).encode())
 
     def add_document(self, document: dict[str, Any]) -> None:
-        """Add the samples of another history, from its document."""
-        samples = [(sample[0], json.dumps(sample).encode()) for sample in document["samples"]]
+        """Add the samples of another history, from its document.
+
+        An owner of another version may have other columns: what it does not know is None.
+        """
+        samples = []
+        for values in document["samples"]:
+            known = {"failures": [], **dict(zip(document["columns"], values, strict=True))}
+            sample = [known.get(name) for name in _COLUMNS]
+            samples.append((known["time_s"], json.dumps(sample).encode()))
         self._add(samples, json.dumps(document["last"]).encode())
 
     def fail(self, reason: str) -> None:

@@ -47,3 +47,16 @@ def test_failures_are_counted_by_reason_and_in_a_second(
     found = frame(before, ask(store_directory, None, {"ask": "stats"}), 2.0)
     assert found["failures"]["too long"] == {"now": 1, "since_open": 1}
     assert (found["failed_stores_per_s"], found["failed_loads_per_s"]) == (0.5, 0)
+
+
+def test_columns_of_another_version_are_taken_by_name() -> None:
+    document = json.loads(History("store", 1.0).document())
+    columns = document["columns"]
+    others = ["new", *reversed(columns[:-1])]
+    row = [number * 1.5 for number in range(len(others))]
+    document |= {"columns": others, "samples": [row]}
+    history = History("store", 1.0)
+    history.add_document(document)
+    (sample,) = json.loads(history.document())["samples"]
+    expected = dict(zip(others, row, strict=True)) | {columns[-1]: []}
+    assert dict(zip(columns, sample, strict=True)) == {name: expected[name] for name in columns}
