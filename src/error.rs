@@ -29,7 +29,9 @@ pub enum ConfigError {
     )]
     Missing { names: Vec<&'static str> },
     #[error(
-        "{paths} paths but {capacities} capacities; give one capacity for all, or one for each path"
+        "{} but {}; give one capacity for all paths, or one for each path",
+        counted(*paths, "path", "paths"),
+        counted(*capacities, "capacity", "capacities")
     )]
     Capacities { paths: usize, capacities: usize },
 }
@@ -53,6 +55,10 @@ pub(crate) fn way_to_write(refusal: &io::Error) -> &'static str {
 
 fn quoted(names: &[&str]) -> String {
     names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ")
+}
+
+fn counted(count: usize, singular: &str, plural: &str) -> String {
+    format!("{count} {}", if count == 1 { singular } else { plural })
 }
 
 /// Failures to find an extent for a chunk. `needed_bytes` are rounded up to blocks.

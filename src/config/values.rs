@@ -186,11 +186,18 @@ pub(super) fn time(
     least: Duration,
     most: Duration,
 ) -> Result<Duration, String> {
+    let negative = || Err("a length of time is not negative".into());
     let duration = match value {
+        OptionValue::Text(text) if text.trim().starts_with('-') => return negative(),
         OptionValue::Text(text) if text.trim().parse::<f64>().is_err() => {
             humantime::parse_duration(text).map_err(|error| error.to_string())
         }
-        _ => Duration::try_from_secs_f64(number(value)?).map_err(|error| error.to_string()),
+        _ => match number(value)? {
+            seconds if seconds < 0.0 => return negative(),
+            seconds if seconds.is_nan() => return Err("it is not a number".into()),
+            // Too long for a Duration is too long for any option.
+            seconds => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        },
     };
     match duration {
         Ok(duration) if (least..=most).contains(&duration) => Ok(duration),

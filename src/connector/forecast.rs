@@ -7,12 +7,11 @@ use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::opening::newest_of;
+use super::opening::{PathState, compare};
 use crate::base::block::Extent;
 use crate::config::{Config, Layout};
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::format::membership::Membership;
 use crate::format::names::StoreId;
 use crate::format::superblock::{HEAD_BYTES, SuperblockCopy, tail_offset};
 use crate::index::{Sharing, StoredChunks, list_chunks};
@@ -82,21 +81,23 @@ impl ChunkSum {
 /// meanwhile is not in it.
 ///
 /// # Errors
-/// `OpenError` of a store that cannot be read: an open may begin it anew, or refuse it.
+/// `OpenError` of a store that cannot be read: an open may begin it anew, or refuse it; and of paths that are not of one store.
 pub fn forecast_open(config: &Config) -> Result<Vec<OpenForecast>, OpenError> {
     let numbers = 0..config.paths.len();
     let all: Vec<Found> =
         numbers.map(|number| Found::look(config, number)).collect::<Result<_, _>>()?;
     let placement =
         Placement::new(all.iter().map(|found| (found.id, found.space.capacity_bytes())));
-    let newest = newest_of(all.iter().map(|found| found.sharing));
+    let index_path = config.index_path.as_deref();
+    let states: Vec<_> = all.iter().map(|found| found.state(index_path)).collect();
+    let are_outdated = compare(&states)?;
+    drop(states);
     let live = VolumeSet::first(all.len());
-    let forecast = |(number, found): (usize, Found)| {
-        let is_stale = found.is_outdated(newest.as_ref());
+    let forecast = |(number, (found, is_stale)): (usize, (Found, bool))| {
         let stays = |digest| config.keeps_misplaced || placement.volume_of(digest, live) == number;
         found.forecast(config, is_stale, stays)
     };
-    all.into_iter().enumerate().map(forecast).collect()
+    all.into_iter().zip(are_outdated).enumerate().map(forecast).collect()
 }
 
 impl Found {
@@ -115,10 +116,17 @@ impl Found {
         Ok(Self { path, id, sharing, space, store })
     }
 
-    /// Whether it was in use with others that went on without it.
-    fn is_outdated(&self, newest: Option<&Membership>) -> bool {
-        let is_member = newest.is_some_and(|newest| newest.members().contains(&self.id));
-        newest.is_some() && !is_member && self.sharing != Sharing::Never
+    fn state<'found>(&'found self, index_path: Option<&'found Path>) -> PathState<'found> {
+        let has_chunks = move || {
+            let chunks = list_chunks(&self.path, index_path);
+            chunks.is_ok_and(|mut chunks| chunks.any(|chunk| chunk.is_ok()))
+        };
+        PathState {
+            path: &self.path,
+            id: self.store.as_ref().map(|_| self.id),
+            sharing: self.sharing,
+            has_chunks: Box::new(has_chunks),
+        }
     }
 
     fn forecast(

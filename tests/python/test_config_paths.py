@@ -22,6 +22,43 @@ def test_all_paths_are_in_the_json(capsys: pytest.CaptureFixture[str], is_option
     assert parameters == expected
 
 
+def words_of_unit(line: str) -> list[str]:
+    """Split a line as systemd does: systemd.syntax(7), and $$ and %% of systemd.service(5)."""
+    words: list[str] = []
+    quote, has_word, escaped = "", False, False
+    for one in line:
+        if escaped or not (one == "\\" or one in (quote or " '\"")):
+            words = words if has_word else [*words, ""]
+            words[-1] += one
+            has_word, escaped = True, False
+        elif one == "\\":
+            escaped = True
+        elif one == " ":
+            has_word = False
+        else:
+            words = words if has_word else [*words, ""]
+            quote, has_word = ("" if quote else one), True
+    return [word.replace("%%", "%").replace("$$", "$") for word in words]
+
+
+@pytest.mark.parametrize("letter", list("'\"\\% $;#"))
+def test_a_unit_has_paths_of_any_letters(capsys: pytest.CaptureFixture[str], letter: str) -> None:
+    path = f"/mnt/a{letter}b"
+    unit = printed(capsys, "config", path, "1GiB", "--systemd")
+    lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    assert words_of_unit(lines["RequiresMountsFor"]) == [path]
+    words = words_of_unit(lines["ExecStart"])
+    assert json.loads(words[words.index("--l2-adapter") + 1])["adapter_params"]["path"] == path
+
+
+def test_an_option_of_vllm_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--option", "promote=true", "--option", "locality=REMOTE")
+    printed_json = printed(capsys, "config", *PLACE.split(), "--for", "vllm", *options, "--json")
+    assert '"promote": true' in printed_json
+    assert '"locality": "REMOTE"' in printed_json
+    assert main(["config", *PLACE.split(), *options]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "form", "told"),
     [
@@ -79,6 +116,14 @@ REFUSED = {
     "/mnt/a /mnt/a 1GiB": "are the same store; name each once",
     "/mnt/a /mnt/a/b 1GiB": "/mnt/a/b is inside /mnt/a",
     "/mnt/a /mnt/b 1GiB,2GiB,3GiB": "2 paths but 3 capacities",
+    "/proc/kvring 500GiB": "the kernel keeps no files there; give a directory of a drive",
+    "/sys 500GiB": "the kernel keeps no files there",
+    f"{PLACE} --option require_mount=/srv": "neither a path nor index_path is there or below it",
+    "/mnt/a /mnt/b /mnt/c 1GiB,2GiB": "3 paths but 2 capacities",
+    "/mnt/a 1GiB,2GiB": "1 path but 2 capacities",
+    "'/mnt/a\nb' 1GiB --systemd": "has a character that no unit can have",
+    "/mnt/a:b 1GiB --kubernetes": "'/mnt/a:b' has a ':', which ends a path there; name another",
+    "/dev/pci-0:1 all --docker": "'/dev/pci-0:1' has a ':', which ends a path there; name a link",
     # What contradicts something else.
     f"{PLACE} --option path=/b": "--option path is not what stands before CAPACITY",
     f"{PLACE} --option path=7": "--option path is not what stands before CAPACITY",

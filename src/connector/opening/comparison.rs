@@ -59,24 +59,26 @@ pub(super) fn real_path(path: &Path) -> PathBuf {
 }
 
 /// What a path knows of itself before anything is changed.
-pub(super) struct PathState<'locked> {
-    path: &'locked Path,
+pub(crate) struct PathState<'found> {
+    pub(crate) path: &'found Path,
     /// None where there is no store yet.
-    id: Option<StoreId>,
-    sharing: Sharing,
-    index: Option<&'locked LockedIndex>,
+    pub(crate) id: Option<StoreId>,
+    pub(crate) sharing: Sharing,
+    /// Reads the index.
+    pub(crate) has_chunks: Box<dyn Fn() -> bool + 'found>,
 }
 
-impl<'locked> PathState<'locked> {
-    pub(super) fn new(path: &'locked Path, store: Option<&'locked LockedStore>) -> Self {
+impl<'found> PathState<'found> {
+    pub(super) fn new(path: &'found Path, store: Option<&'found LockedStore>) -> Self {
         let index = store.map(|store| &store.index);
         let sharing = index.map_or(Sharing::Never, LockedIndex::sharing);
-        Self { path, id: index.and_then(|index| index.id), sharing, index }
+        let has_chunks = Box::new(move || index.is_some_and(LockedIndex::has_chunks));
+        Self { path, id: index.and_then(|index| index.id), sharing, has_chunks }
     }
 
     /// Whether it holds chunks and never shared keys, as far as it knows.
     fn is_alone(&self) -> bool {
-        self.sharing == Sharing::Never && self.index.is_some_and(LockedIndex::has_chunks)
+        self.sharing == Sharing::Never && (self.has_chunks)()
     }
 }
 
@@ -97,7 +99,7 @@ pub(super) fn missing_paths(states: &[PathState<'_>]) -> usize {
 }
 
 /// Checks that these paths may be one store. Says of each whether it was in use with others that went on without it.
-pub(super) fn compare(states: &[PathState<'_>]) -> Result<Vec<bool>, OpenError> {
+pub(crate) fn compare(states: &[PathState<'_>]) -> Result<Vec<bool>, OpenError> {
     for (number, state) in states.iter().enumerate() {
         let is_duplicate = |other: &&PathState<'_>| other.id.is_some() && other.id == state.id;
         if let Some(other) = states[..number].iter().find(is_duplicate) {

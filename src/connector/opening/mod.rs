@@ -8,8 +8,8 @@ mod required_mounts;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(super) use comparison::newest_of;
-use comparison::{PathState, agree, check_paths, compare, missing_paths};
+pub(super) use comparison::{PathState, compare};
+use comparison::{agree, check_paths, missing_paths};
 pub(super) use location::LockedStore;
 pub use location::format_device;
 use required_mounts::{check_mounted, check_required};
@@ -79,6 +79,7 @@ pub(super) fn open_all(
 /// `OpenError`, as of an open.
 pub fn check_places(config: &Config) -> Result<(), OpenError> {
     check_paths(&config.paths)?;
+    check_required(config)?;
     for number in 0..config.paths.len() {
         let config = config.of_path(number);
         match is_device(config.path()) {
@@ -101,6 +102,7 @@ fn open_others(
     let states = locked.states(config);
     leave_out(config, refused, left_out, missing_paths(&states))?;
     let are_outdated = compare(&states)?;
+    drop(states);
     locked.change(config, &are_outdated, left_out, completions, make_engine)
 }
 

@@ -15,7 +15,7 @@ use crate::base::checksum::crc32c;
 use crate::config::Layout;
 use crate::directory::Directory;
 use crate::error::OpenError;
-use crate::format::header::{GROWTH_BYTES, HEADER_BYTES};
+use crate::format::header::{GROWTH_BYTES, HEADER_BYTES, Header};
 use crate::format::names::{CHUNKS_NAME, PART_BLOCKS, chunk_path, data_file_name};
 use crate::format::record::{Record, STATE_CHUNK};
 use crate::index::file::index_bytes::IndexBytes;
@@ -145,7 +145,11 @@ pub fn list_chunks(path: &Path, index_path: Option<&Path>) -> Result<StoredChunk
     };
     let length = index.length()?;
     index.check_header(length)?.map_err(|reason| {
-        let way_out = "put back a copy of it, or open the store: it begins a new index then, and misses all of its chunks";
+        let is_refused = |error: io::Error| error.raw_os_error().is_some();
+        let way_out = match index.read_value::<Header>(0).is_err_and(is_refused) {
+            true => "dmesg tells of its drive; repair or replace that",
+            false => "put back a copy of it, or open the store: it begins a new index then, and misses all of its chunks",
+        };
         unreadable(&index.path, &format!("{reason}; {way_out}"))
     })?;
     let (length, chunks) = (length.unwrap_or_default(), Vec::new().into_iter());
@@ -170,7 +174,10 @@ impl ChunkPlace {
         // It may have been made since.
         let length = match directory.open_to_read(&data_file_name(record.data_file)) {
             Ok(file) => file.metadata().map_or(u64::MAX, |metadata| metadata.len()),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => u64::MAX,
+            // Nobody knows: whoever reads the chunk learns why.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EIO)) => {
+                u64::MAX
+            }
             Err(_) => 0,
         };
         lengths.insert(record.data_file, length);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::OpenError;
 
@@ -28,15 +28,27 @@ pub(crate) fn is_device(path: &Path) -> Result<bool, OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && is_below_dev(path) => {
             Err(OpenError::NoDevice { path: path.to_owned() })
         }
+        _ if KERNEL_DIRECTORIES.iter().any(|one| existing_part(path).starts_with(one)) => {
+            let reason = "the kernel keeps no files there; give a directory of a drive";
+            Err(OpenError::unsuitable(path, reason))
+        }
         _ => Ok(false),
     }
 }
 
+const KERNEL_DIRECTORIES: [&str; 2] = ["/proc", "/sys"];
+
 fn is_below_dev(path: &Path) -> bool {
-    let existing = path.ancestors().skip(1).find_map(|ancestor| match ancestor.as_os_str() {
+    let existing = existing_part(path);
+    // Shared memory is a file system like others.
+    existing.starts_with("/dev") && !existing.starts_with("/dev/shm")
+}
+
+/// The path, or the nearest directory above it that is there, without symlinks; empty where none can be told.
+fn existing_part(path: &Path) -> PathBuf {
+    let existing = path.ancestors().find_map(|ancestor| match ancestor.as_os_str() {
         name if name.is_empty() => std::env::current_dir().ok(),
         _ => ancestor.canonicalize().ok(),
     });
-    // Shared memory is a file system like others.
-    existing.is_some_and(|path| path.starts_with("/dev") && !path.starts_with("/dev/shm"))
+    existing.unwrap_or_default()
 }
