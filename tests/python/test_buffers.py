@@ -2,10 +2,12 @@
 
 import array
 import ctypes
+from pathlib import Path
 
 import pytest
 from typing_extensions import Buffer
 
+import kvring
 from tests.python.conftest import Client, pattern
 
 READABLE: dict[str, Buffer] = {
@@ -52,3 +54,17 @@ def test_a_buffer_without_dimensions_is_contiguous_too(client: Client) -> None:
     assert memoryview(number).contiguous
     assert client.set(["key"], [number]).ok
     assert client.load("key", 8) == bytes(number)
+
+
+def test_memory_of_references_is_refused(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
+    objects = numpy.array([object()])
+    with kvring.open(tmp_path / "store", "64MiB") as store:
+        for memory in (
+            objects,
+            memoryview(objects),
+            numpy.zeros(2, [("number", "i4"), ("any", "O")]),
+        ):
+            with pytest.raises(kvring.SubmitError, match=r"^'key': its memory has references"):
+                store.put("key", memory)
+        assert not store.exists("key")

@@ -330,3 +330,12 @@ def test_top_shows_what_happens_between_two_looks(
     client.connector.close()
     assert main(["top", str(store_directory)]) == 1
     assert "nobody has" in capsys.readouterr().err
+
+
+def test_an_owner_that_is_killed_meanwhile_is_not_said_to_be_closing(
+    client: Client, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.stat("keys") == 0
+    monkeypatch.setattr("kvring.owner_requests._await_answer", lambda *_: b"")
+    with pytest.raises(ConnectionError, match=r"has hung up: it was closed or killed; see kvring"):
+        ask(store_directory, None, {"ask": "stats"})

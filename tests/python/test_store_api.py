@@ -199,11 +199,6 @@ REFUSALS: dict[str, tuple[Callable[[kvring.Store], object], type[Exception], str
         kvring.SubmitError,
         "^keys is of type NoneType; pass a list of str",
     ),
-    "a set": (
-        lambda store: store.get_many({"key"}),  # type: ignore[call-overload]
-        kvring.SubmitError,
-        "^keys is of type set; pass a list of str",
-    ),
 }
 
 
@@ -214,15 +209,6 @@ def test_what_is_refused_names_the_key_and_harms_nothing(store: kvring.Store, na
     with pytest.raises(kind, match=message):
         call(store)
     assert loaded(store, "key") == b"chunk"
-
-
-def test_memory_of_references_is_refused(store: kvring.Store) -> None:
-    numpy = pytest.importorskip("numpy", reason="NumPy is not installed (make lmcache)")
-    array = numpy.array([object()])
-    for memory in (array, memoryview(array), numpy.zeros(2, [("number", "i4"), ("any", "O")])):
-        with pytest.raises(kvring.SubmitError, match=r"^'key': its memory has references"):
-            store.put("key", memory)
-    assert not store.exists("key")
 
 
 def test_failures_are_exceptions_of_the_package(store: kvring.Store) -> None:

@@ -167,7 +167,7 @@ fn modules_know_only_those_before_them() {
     let root = std::fs::read_to_string(root).unwrap();
     let listed: Vec<&str> = root
         .lines()
-        .filter_map(|line| Some(line.strip_prefix("//! - ")?.split_once(": ")?.0))
+        .filter_map(|line| Some(line.strip_prefix("// - ")?.split_once(": ")?.0))
         .flat_map(|names| names.split(", "))
         .map(|name| name.trim_matches('`'))
         .collect();
