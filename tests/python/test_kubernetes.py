@@ -24,7 +24,7 @@ SERVERS = {
     "several": [DIRECTORY, "/mnt/nvme1/kvring", "500GiB"],
     "a device": [DEVICE, "all"],
     "both": [DIRECTORY, DEVICE, "500GiB,1TiB"],
-    "words": ["/mnt/a b: {c}'\"$(HOME)#é", "500GiB"],
+    "words": ["/mnt/a b {c}'\"$(HOME)#é", "500GiB"],
     "native": [DIRECTORY, "500GiB", "--type=native_plugin"],
     "shared": [DIRECTORY, "500GiB", "--shared=file:///mnt/shared"],
     "redis": [DIRECTORY, "500GiB", "--shared=redis://cache"],
