@@ -39,22 +39,20 @@
 //! These calls need no unsafe code. [`Connector::submit_set`] and [`Connector::submit_get`] take the caller's memory without a copy where
 //! it is aligned to 4,096 bytes. `examples/from_rust.rs` is a whole program. The options are the fields of [`Config`]; [`OPTIONS`]
 //! describes them.
-//!
-//! # Modules
-//!
-//! docs/explanation/architecture.md has a picture of them, and follows a SET and a GET.
-//!
-//! A module knows only those before it in this list:
-//!
-//! - `base`, `key`, `batch`: tools, and what a batch needs
-//! - `format`: what is on disk
-//! - `engine`: what moves bytes
-//! - `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
-//! - `store`: where bytes live
-//! - `evict`, `index`: what is stored, and what goes
-//! - `stats`, `cache`: what a chunk goes through
-//! - `schedule`, `reactor`, `connector`: what is asked, and answered
-//! - `testing`, `bench`, `models`: what tests replace, what benchmarks see, and the races that are searched for
+
+// docs/explanation/architecture.md has a picture of the modules, and follows a SET and a GET.
+//
+// A module knows only those before it in this list:
+//
+// - `base`, `key`, `batch`: tools, and what a batch needs
+// - `format`: what is on disk
+// - `engine`: what moves bytes
+// - `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
+// - `store`: where bytes live
+// - `evict`, `index`: what is stored, and what goes
+// - `stats`, `cache`: what a chunk goes through
+// - `schedule`, `reactor`, `connector`: what is asked, and answered
+// - `testing`, `bench`, `models`: what tests replace, what benchmarks see, and the races that are searched for
 
 #![cfg_attr(
     not(feature = "bench"),
@@ -98,7 +96,6 @@ pub mod testing;
 
 pub use base::block::BLOCK_BYTES;
 pub use base::buffer::{ANY_VARIANT, AlignedBlock, CallerBuffer, Variant};
-pub use base::checksum::checksum_with_key;
 pub use batch::completion_queue::{Completion, FailureCode, KeepAlive};
 pub use config::{
     Admission, Checksum, Config, Discard, Durability, EngineChoice, Eviction, Layout,
@@ -118,9 +115,12 @@ pub use index::{
     Check, ChunkCondition, ChunkReader, Damage, KeyChange, KeyEvent, KeyState, Purged, Recovery,
     StoreFacts, StoreMember, StoredChunk, StoredChunks, list_chunks,
 };
-pub use key::{
-    Identity, MAX_KEY_BYTES, ObjectKey, engine_namespace, is_of_model, part_key, rank_prefix,
-    salt_of,
-};
+pub use key::{Identity, MAX_KEY_BYTES, ObjectKey};
 pub use stats::{LatencyHistogram, PathStats, Stats, StreamUse};
 pub use store::Geometry;
+
+// What the Python package makes its keys and checksums of.
+#[doc(hidden)]
+pub use base::checksum::checksum_with_key;
+#[doc(hidden)]
+pub use key::{engine_namespace, is_of_model, part_key, rank_prefix, salt_of};

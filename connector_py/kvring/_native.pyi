@@ -222,10 +222,10 @@ def format_device(
 class Connector:
     """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
 
-    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, an eighth of the
-    capacity at most: `stats()["max_chunk_bytes"]`. Memory is any contiguous buffer at any address,
-    or a contiguous tensor of torch on the CPU, of any dtype; it is held from submit until its
-    completion has been drained. No submit blocks.
+    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, and at most an
+    eighth of the capacity, or 64 MiB where that is more and fits: `stats()["max_chunk_bytes"]`.
+    Memory is any contiguous buffer at any address, or a contiguous tensor of torch on the CPU, of
+    any dtype; it is held from submit until its completion has been drained. No submit blocks.
     A wrong batch raises SubmitError, which names the first wrong key or buffer by its index;
     nothing of the batch is queued.
     """

@@ -46,9 +46,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// By how much the time of `close` may be exceeded: without any, a device that answers would not be waited for where it is 0.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// A batch, or another call, that is refused as a whole, before anything of it is queued. Each call that returns it may return
-/// `Closed` and `Forked`; one with keys `KeyTooLong`; one with buffers the others, but for `NotRemoved`, of those that wait for the index
-/// file, and the error of `register_memory`.
+/// Why a call was refused as a whole: nothing of it was queued or changed, but for what `NotRemoved` says.
+///
+/// Every call that returns it may return `Closed` and `Forked`. Calls with keys may return `KeyTooLong`, calls with buffers
+/// `CountMismatch`, and SETs `EmptyChunk`. `NotRemoved` is of calls that wait for the index file, and `Memory` of
+/// [`Connector::register_memory`].
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error says what it means")]
 pub enum SubmitError {
@@ -73,7 +75,7 @@ pub enum SubmitError {
     Memory(#[from] MemoryError),
 }
 
-/// An open store.
+/// An open store. Its calls return at once, but for those that say how long they wait. Threads may share it; a fork may not use it.
 pub struct Connector {
     config: Config,
     pub(crate) volumes: Arc<Volumes>,

@@ -99,3 +99,15 @@ def test_one_is_no_plural(count: int) -> None:
     expected = {0: "0 chunks", 1: "1 chunk", 2: "2 chunks", 1000: "1,000 chunks"}[count]
     assert count_text(count, "chunk") == expected
     assert count_text(count, "is", "are").endswith(" is") == (count == 1)
+
+
+def test_columns_bound_the_width_of_what_goes_into_a_pipe() -> None:
+    def widest(environment: dict[str, str]) -> int:
+        command = [sys.executable, "-m", "kvring", "doctor"]
+        ended = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        )
+        return max(map(len, ended.stdout.splitlines()))
+
+    without = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    assert widest({**without, "COLUMNS": "90"}) <= 90 < widest(without)
