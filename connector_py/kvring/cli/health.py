@@ -23,14 +23,13 @@ __all__ = ["Health", "HealthLook"]
 
 _DISK_DEADLINE_S: Final = 0.9
 _OWNER_DEADLINE_S: Final = 0.6
-_CHANGE_DEADLINE_S: Final = 0.5
 # The least that a store grows by.
 _LEAST_FREE_BYTES: Final = 64 << 20
 # Of the capacity or the file system: a store that has taken so much is not kept from the rest.
 _WHOLE_SHARE: Final = 0.9
 _ABSENT: Final = (FileNotFoundError, NotADirectoryError)
 _NO_PATH: Final = frozenset((errno.ELOOP, errno.ENAMETOOLONG))
-# Of other paths, after a look that took all the time there is.
+# Of another look, after one that took all the time there is.
 _LEAST_LOOK_S: Final = 0.2
 _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
@@ -73,10 +72,11 @@ class HealthLook:
     """A look at a path, under way. It needs no disk, and never hangs."""
 
     def __init__(self, path: Path, index_path: Path | None) -> None:
-        """Begin it: the disk is looked at in a process of its own."""
+        """Begin it: the disk is looked at in processes of their own."""
         self._path, self._index_path = path, index_path
         self._end_s = time.monotonic() + _DISK_DEADLINE_S
         self._look = BoundedLook(lambda: _disk_of(path, index_path))
+        self._change = BoundedLook(lambda: wait_for_thaw(index_path or path))
         self._disk: _Disk | None = None
         self._mount = mount_at(Path(os.path.normpath(path.absolute())))
 
@@ -164,12 +164,12 @@ class HealthLook:
         return None
 
     def _is_frozen(self) -> bool:
-        look = BoundedLook(lambda: wait_for_thaw(self._index_path or self._path))
         try:
-            look.result(_CHANGE_DEADLINE_S)
+            self._change.result(max(self._end_s - time.monotonic(), _LEAST_LOOK_S))
         except TimeoutError:
             return True
         except OSError:
+            # It cannot be told.
             return False
         return False
 
