@@ -1,12 +1,14 @@
-"""The documents list what runs: errors of an open, what a store tells of itself, source files."""
+"""The documents list what runs, name what is there, and keep their length."""
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from tests.python.conftest import REPOSITORY, Client
 
 DOCS = REPOSITORY / "docs"
+RESULTS = REPOSITORY / "results"
 ERRORS = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
 
@@ -125,9 +127,7 @@ def test_every_source_file_says_first_what_it_is() -> None:
 
 
 def test_files_that_the_documents_name_are_there() -> None:
-    pages = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
-    assert len(pages) > 5
-    for page in pages:
+    for page in pages():
         text = page.read_text(encoding="utf-8")
         for name in re.findall(r"`((?:src|load|tests|connector_py|benches)/[\w/]+\.\w+)`", text):
             assert (REPOSITORY / name).exists(), f"{page.name}: {name}"
@@ -167,6 +167,46 @@ def test_every_dependency_has_its_reason() -> None:
         for crate in re.sub(r"\(.*\)", "", row.split("|")[1]).replace(",", " ").split()
     }
     assert listed - {"crate"} == used - {"kvring", "kvring-loadgen"}
+
+
+def test_decisions_are_numbered_records_of_twenty_lines() -> None:
+    text = (DOCS / "explanation" / "decisions.md").read_text(encoding="utf-8")
+    records = re.split(r"^## ", text, flags=re.M)[1:-1]
+    assert [int(record.split(".")[0]) for record in records] == [*range(1, len(records) + 1)]
+    for record in records:
+        title, *lines = record.strip().splitlines()
+        assert len(lines) < 20, title
+        parts = re.findall(r"\*\*(\w+)\.\*\*", record)
+        assert parts == ["Context", "Decision", "Consequences", "Rejected"], title
+
+
+def test_pages_keep_their_length() -> None:
+    def words(page: Path) -> int:
+        return len(page.read_text(encoding="utf-8").split())
+
+    assert words(REPOSITORY / "README.md") <= 700
+    assert sum(words(page) for page in DOCS.rglob("*.md")) <= 20_000
+
+
+def test_every_result_is_linked_once_and_every_picture_is_shown() -> None:
+    linked = Counter(
+        (page.parent / link).resolve()
+        for page in pages()
+        for link in re.findall(r"\]\(([\w./-]+)", page.read_text(encoding="utf-8"))
+    )
+    results = {path for path in RESULTS.glob("*.md") if path.name != "README.md"}
+    assert results
+    assert {path: linked[path] for path in results} == dict.fromkeys(results, 1)
+    pictures = [path for path in (DOCS / "images").iterdir() if path.suffix in (".png", ".svg")]
+    assert [path.name for path in pictures if not linked[path]] == []
+
+
+def pages() -> list[Path]:
+    """Return all pages that people read."""
+    found = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *RESULTS.glob("*.md")]
+    found += [REPOSITORY / "tests" / "README.md", REPOSITORY / "tools" / "README.md"]
+    assert len(found) > 20
+    return found
 
 
 def headings(page: Path) -> set[str]:
