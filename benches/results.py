@@ -86,7 +86,8 @@ def commit() -> str:
         head = subprocess.run(
             (*git, "rev-parse", "--short=12", "HEAD"), capture_output=True, text=True, check=True
         ).stdout.strip()
-        changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        # Pages do not change figures.
+        changes = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md")
         changed = subprocess.run((*git, *changes), capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
