@@ -83,7 +83,7 @@ def _write_results(arguments: argparse.Namespace, sections: list[Section]) -> No
     used = ", ".join(f"{name} {version}" for name, version in versions().items())
     conditions = [
         f"Drive: {drive_of(arguments.path or arguments.output)}.",
-        f"{used}, {fio_version()}.",
+        f"{used}, fio: {fio_version()}.",
         f"{BATCHES_IN_FLIGHT} batches in flight, O_DIRECT, "
         + ("quick scale." if arguments.quick else "full scale."),
         "MB = 10^6 bytes, GB = 10^9 bytes. CPU s/GB: user and system time of the process.",

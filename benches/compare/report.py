@@ -44,7 +44,7 @@ def write(
                 console.print(line, highlight=False, markup=False)
     rounds = len({one.round_number for one in result.samples if one.round_number >= 0})
     device = ", ".join(f"{name}: {text}" for name, text in result.device.items())
-    notes = [f"{rounds} alternating rounds: median (range). {device}", *result.notes]
+    notes = [f"Alternating rounds: {rounds}; median (range). {device}", *result.notes]
     return Section(table, [*notes, *(f"skipped: {one}" for one in result.skipped)])
 
 
