@@ -1,4 +1,4 @@
-"""The documents list what runs, name what is there, and keep their length."""
+"""The documents list what runs: errors of an open, what a store tells of itself, source files."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ from pathlib import Path
 from tests.python.conftest import REPOSITORY, Client
 
 DOCS = REPOSITORY / "docs"
-RESULTS = REPOSITORY / "results"
 ERRORS = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
 
@@ -194,7 +193,8 @@ def test_every_result_is_linked_once_and_every_picture_is_shown() -> None:
         for page in pages()
         for link in re.findall(r"\]\(([\w./-]+)", page.read_text(encoding="utf-8"))
     )
-    results = {path for path in RESULTS.glob("*.md") if path.name != "README.md"}
+    kept = (REPOSITORY / "results").glob("*.md")
+    results = {path for path in kept if path.name != "README.md"}
     assert results
     assert {path: linked[path] for path in results} == dict.fromkeys(results, 1)
     pictures = [path for path in (DOCS / "images").iterdir() if path.suffix in (".png", ".svg")]
@@ -203,8 +203,9 @@ def test_every_result_is_linked_once_and_every_picture_is_shown() -> None:
 
 def pages() -> list[Path]:
     """Return all pages that people read."""
-    found = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *RESULTS.glob("*.md")]
-    found += [REPOSITORY / "tests" / "README.md", REPOSITORY / "tools" / "README.md"]
+    found = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")]
+    for directory in ("results", "tests", "tools"):
+        found += (REPOSITORY / directory).glob("*.md")
     assert len(found) > 20
     return found
 
