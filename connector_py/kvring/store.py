@@ -30,7 +30,7 @@ class ChunkError(KvRingError):
 
     Attributes:
         key: The key.
-        code: The kind of the failure, one of `kvring.FAILURE_CODES`, or None.
+        code: One of `kvring.FAILURE_CODES`, or None.
     """
 
     def __init__(self, key: str, code: str | None, reason: str) -> None:
@@ -45,7 +45,7 @@ class ChunkError(KvRingError):
 
 
 class ChunkTimeoutError(ChunkError, TimeoutError):
-    """A chunk was not stored, loaded or deleted in time. Its memory is in use until `close()`."""
+    """The time of a call is over. Its memory is in use until `close()`."""
 
 
 class _Deadline:
@@ -61,22 +61,22 @@ class _Deadline:
 
 
 class Store:
-    """Chunks of bytes under keys on a local disk: `kvring.open()` returns one.
+    """Chunks of bytes under keys on a local drive: `kvring.open()` returns it.
 
-    A chunk may be gone at any time: evicted, expired, or not admitted (option `admit`). A miss is
-    None and no error. Several threads may use a store; a fork may not, and opens its own.
+    - A chunk may go at any time: evicted, expired, or not admitted (option `admit`). A miss is None
+      and no error.
+    - A key is text of up to 4096 bytes in UTF-8. In `model@kv_rank@object_group@chunk_hash`,
+      optionally with `@salt`, model and salt are its namespace.
+    - A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity (64 MiB if that is more):
+      `stats()["max_chunk_bytes"]`.
+    - Memory is a contiguous buffer (bytes, bytearray, memoryview, numpy) or a CPU tensor of torch.
+      Page-aligned memory is moved without a copy.
+    - A call ends after its `timeout_s` (0 to 3600) or with an exception of a signal's handler, such
+      as KeyboardInterrupt. Its memory may then be in use until `close()`; the store stays usable.
+    - Threads may share a store. A fork may not use it, and may open another one.
 
-    Keys are strings of up to 4096 bytes in UTF-8; `model@kv_rank@object_group@chunk_hash` gives a
-    key a namespace. A chunk has 1 byte to 2 GiB, and an eighth of the capacity at most. Memory is a
-    contiguous buffer (bytes, bytearray, memoryview, an array of numpy) or a tensor of torch on the
-    CPU. Page-aligned memory is moved without a copy.
-
-    Each call ends after its `timeout_s` (0 to 3600 seconds), or with an exception of a signal's
-    handler, such as KeyboardInterrupt. The transfer may then be under way: change its memory only
-    after `close()`. The store remains usable.
-
-    Every method raises ClosedError after `close()`, SubmitError for a key or memory that cannot be
-    used and in a fork, and ConfigError for a `timeout_s` out of range.
+    Methods raise SubmitError for an unusable key or memory, and in a fork; ClosedError after
+    `close()`; ConfigError for a `timeout_s` out of range.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Store:
 
     @property
     def connector(self) -> Connector:
-        """The connector below, for `stats()`, pins, namespaces; submit and drain nothing there."""
+        """The `Connector`, for `stats()`, pins and namespaces; do not submit or drain there."""
         return self._connector
 
     def put(self, key: str, memory: "Memory", *, timeout_s: float = _TIMEOUT_S) -> None:
         """Store a chunk. It replaces the one under this key.
 
         Raises:
-            ChunkError: It was not stored: no space, an I/O error, too long.
-            ChunkTimeoutError: It was not stored in `timeout_s` seconds, and may be later.
+            ChunkError: It was not stored.
+            ChunkTimeoutError: It was not stored in time, and may be stored later.
         """
         self._answers(self._calls.put, [key], [memory], deadline=_Deadline(timeout_s))
 
@@ -108,11 +108,11 @@ class Store:
 
         Args:
             key: The key.
-            out: Writable memory of exactly the chunk's length; without it a bytearray is made.
-            timeout_s: Seconds to wait at most.
+            out: Writable memory of exactly the chunk's length, by default a new bytearray.
+            timeout_s: Maximum seconds to wait.
 
         Returns:
-            `out`, or the bytearray; None for a miss, and the content of `out` is undefined.
+            `out`, or the bytearray; None for a miss, with undefined content of `out`.
 
         Raises:
             ChunkError: `out` has another length than the chunk.
@@ -135,37 +135,30 @@ class Store:
         *,
         timeout_s: float = _TIMEOUT_S,
     ) -> list[Any]:
-        """Load chunks together. Arguments, results and errors are those of `get()`, for each key.
+        """Load chunks together, each as by `get()`.
 
         Args:
             keys: The keys.
             outs: Memory for each key.
-            timeout_s: Seconds to wait for all of them at most.
+            timeout_s: Maximum seconds to wait for all of them.
         """
         return self._get(keys, outs, timeout_s)
 
     def exists(self, key: str) -> bool:
-        """Tell whether a chunk is stored. It is then kept for `lease_s` seconds, to be loaded."""
+        """Return whether a chunk is stored; it is then not evicted for `lease_s`."""
         return self._refusing([key], self._calls.exists, [key])[0]
 
     def delete(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Delete a chunk; that no chunk is stored under the key is no error.
+        """Delete a chunk, if it is stored.
 
         Raises:
-            ChunkError: The index file did not take it; a restart may bring the chunk back.
-            ChunkTimeoutError: The index file did not take it in `timeout_s` seconds.
+            ChunkError: The index file refuses; a restart may bring the chunk back.
+            ChunkTimeoutError: The index file did not answer in time.
         """
         self._answers(self._calls.delete, [key], deadline=_Deadline(timeout_s))
 
     def close(self, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Finish what is queued, make it durable and close the store. Idempotent.
-
-        Args:
-            timeout_s: Seconds that it takes at most, plus one. What is queued then is dropped.
-
-        Returns:
-            What was lost, as `kvring.Connector.close()` does.
-        """
+        """Finish the queue, make all durable, and close the store; see `Connector.close()`."""
         return self._connector.close(timeout_s)
 
     def __enter__(self) -> "Self":
@@ -268,16 +261,15 @@ def open(  # noqa: A001 - as in gzip and tarfile
     """Open a store, or make one.
 
     Args:
-        path: A directory or a block device, or a list of them that share the keys.
-        capacity: Most bytes that it takes on disk at each path: a number, a text such as "500GiB",
-            or "all" of a block device.
+        path: Directory or block device, or a list of them that share the keys.
+        capacity: Maximum bytes on disk at each path: a number, a string such as "500GiB", or "all"
+            of a block device.
         **options: `help(kvring.Store)` lists them.
 
     Raises:
-        ConfigError: An option is unknown or does not fit, or no store can be at the path.
-        InUseError: Another process has the store open.
-        KvRingError: The paths do not belong together, or as `kvring.Connector` says.
-        OSError: The path cannot be made, opened, read or written.
+        KvRingError: docs/reference/errors.md has all reasons ("Why an open fails"), and their
+            classes.
+        OSError: A system call failed.
     """
     return Store(path, capacity, **options)
 

@@ -194,27 +194,31 @@ fn is_for_want(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// The kind of a failure. A key that is not stored is none: it is a miss.
+/// The kind of a failure, with the action that clears it. A key that is not stored is no failure: it is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureCode {
-    /// `set_queue_bytes`, or the number of SETs, is used up: nothing of the batch was taken.
+    /// `set_queue_bytes`, or the number of SETs, is used up, and nothing of the batch is queued. Action: none after short bursts;
+    /// otherwise a faster drive, more paths, or `admit: second_use`.
     QueueFull,
-    /// The store, its index or the file system below has no space, and nothing may be evicted for it.
+    /// The capacity, the index or the file system has no space, and chunks that are read, leased or pinned cannot be evicted.
+    /// Action: raise `capacity`, free space, lower `min_free` or `lease_s`, unpin keys, or remove reflink copies of data files.
     NoSpace,
-    /// The quota of the namespace is used up, and nothing of it may be evicted.
+    /// The quota of the namespace is used up, and none of its chunks can be evicted. Action: raise the quota.
     QuotaFull,
-    /// The chunk is longer than the longest that fits.
+    /// The chunk is longer than `stats()["max_chunk_bytes"]`. Action: raise `capacity`, or store shorter chunks.
     TooLong,
-    /// Another key has the digest of this one.
+    /// Another key has the digest of this key, which is refused for an hour. Action: check where the keys come from.
     Collision,
-    /// The path takes no change: its drive does not answer, its index cannot be written, or its files are gone.
+    /// The path takes no change: the drive does not answer, the index file is not writable for 10 s, its pages are unreadable, the
+    /// I/O engine failed, or files of the store were moved. Action: repair what the message names; then reopen, if the log says so.
     Unavailable,
-    /// The device, or the file system, failed the write or the sync.
+    /// The device or file system failed the write or the sync. Action: see the kernel's log; replace a drive whose errors recur.
     Io,
-    /// The connector was closed before it was done.
+    /// The connector was closed before the SET was done. Action: give `close()` more time.
     Closed,
-    /// The connector ended before its outcome was known: it may be done, or not.
+    /// The connector ended before the outcome was known: the chunk may be stored or not. Action: none; the next SET of the key
+    /// stores it.
     Abandoned,
 }
 

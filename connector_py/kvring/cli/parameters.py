@@ -101,7 +101,7 @@ capacities_option = click.option(
     type=SIZE,
     required=True,
     multiple=True,
-    help="Of each path, as in LMCache's JSON; once for all paths, or once for each in their order.",
+    help="Capacity of each path: once for all paths, or once per path, in their order.",
 )
 
 

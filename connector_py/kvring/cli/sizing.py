@@ -18,7 +18,7 @@ from kvring.cli.stores import index_path_option
 __all__ = ["size"]
 
 _EPILOG = """
-Exit status: 0 if it can be told, 1 if not, 2 for wrong arguments.
+Exit status: 0 with an estimate, 1 without one, 2 for wrong arguments.
 """
 
 _BAR_COLUMNS: Final = 50
@@ -26,18 +26,18 @@ _SHOWN_CAPACITIES: Final = 12
 _MOST_QUOTED: Final = 60
 
 
-@click.command(epilog=_EPILOG, short_help="Tell what hit ratio which capacity would bring.")
+@click.command(epilog=_EPILOG, short_help="Estimate hit ratios of other capacities.")
 @click.argument("path", required=False, type=STORE_PATH)
 @index_path_option
 @click.option(
     "--trace",
     type=ReadablePath(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a JSON object in each line, whose hash_ids name the chunks of a request.",
+    help="Trace: one JSON object per line, whose hash_ids name the chunks of a request.",
 )
 @click.option(
     "--chunk-size",
     type=POSITIVE_SIZE,
-    help="Bytes of a chunk of the trace: those of LMCache's chunks.",
+    help="Length of a chunk of the trace, as in LMCache.",
 )
 @json_option
 def size(
@@ -47,16 +47,13 @@ def size(
     chunk_size: int | None,
     as_json: bool,
 ) -> int:
-    """Tell what hit ratio which capacity would bring.
+    """Estimate the hit ratio of other capacities, from the open store at PATH or from a trace.
 
-    Of the open store at PATH it is what lookups have found since it was opened, and what they would
-    have found with 1.5 times and twice the capacity: it remembers the keys that it has evicted, in
-    the order of its own eviction. A key that was not admitted (admit, write_budget) is missed with
-    each capacity, and takes up memory of evicted ones. With admit = adaptive a larger store admits
-    more: then the estimates are low.
+    For a store it shows the hit ratio of lookups since the open, and what 1.5 times and twice the
+    capacity would reach by the store's own eviction. The estimates are low with admit = adaptive,
+    as a larger store admits more; a key that was not admitted is a miss with each capacity.
 
-    Of a trace it is what any capacity would have found, if what was used last goes last (LRU), and
-    only what is found from the beginning of a request counts.
+    For a trace it computes any capacity with LRU; only hits from the beginning of a request count.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

@@ -21,8 +21,8 @@ from kvring.cli.stores import index_path_option, said_well, store_paths, tell_fu
 __all__ = ["verify"]
 
 _EPILOG = """
-Exit status: 0 if nothing is broken, or nothing any more; 1 if something is, or there is no store;
-2 for wrong arguments.
+Exit status: 0 if nothing is broken, or all of it is removed; 1 if something is, or there is no
+store; 2 for wrong arguments.
 """
 
 _MOST_SHOWN = 20
@@ -48,7 +48,7 @@ class _Findings:
         return not self.broken and not self.index
 
 
-@click.command(epilog=_EPILOG, short_help="Read every chunk, and compare it with its checksum.")
+@click.command(epilog=_EPILOG, short_help="Verify the checksum of every chunk.")
 @store_paths
 @index_path_option
 @click.option(
@@ -56,20 +56,22 @@ class _Findings:
     type=POSITIVE_SIZE,
     default="500MiB",
     show_default=True,
-    help="Most bytes that are read in a second.",
+    help="Maximum bytes to read per second.",
 )
 @click.option(
-    "--repair", is_flag=True, help="Remove what is broken. Nobody may have the store open."
+    "--repair",
+    is_flag=True,
+    help="Remove damaged chunks and torn records of a closed store; takes all its paths.",
 )
 @json_option
 def verify(
     paths: tuple[Path, ...], index_path: Path | None, rate: int, repair: bool, as_json: bool
 ) -> int:
-    """Read every chunk of the store at PATH, and compare it with its checksum.
+    """Read every chunk of the store at PATH past the page cache, and verify its checksum.
 
-    Without --repair nothing is changed, and the owner may be at work meanwhile. Of a store with
-    several paths --repair takes all of them. A broken chunk is never served, removed or not: its
+    The store may be open. Without --repair nothing is changed: a damaged chunk is never served, its
     loads miss.
+
     """
     if repair:
         store_options(paths, index_path)
