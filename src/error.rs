@@ -146,27 +146,25 @@ pub enum OpenError {
          there may go, erase it with `kvring format {path}` (nothing was written)"
     )]
     NotFormatted { path: PathBuf, found: String },
-    /// No device has this name below /dev. Of several paths, one that the others know of is left out instead. Action: look for the
-    /// name with `lsblk`.
+    /// No device has this name below /dev. Action: look for the name with `lsblk`.
     #[error(
         "{path} cannot hold a store: there is no such device; look for the right name with lsblk"
     )]
     NoDevice { path: PathBuf },
-    /// Nothing is mounted at `require_mount`. Of several paths, one that the others know of is left out instead. Action: mount the
-    /// drive.
+    /// Nothing is mounted at `require_mount`. Action: mount the drive.
     #[error(
         "{path} is not opened: nothing is mounted at {mount} (require_mount){disk}; mount its drive there, or leave require_mount out to store there all the same (nothing was made)",
         disk = disk.as_ref().map_or_else(String::new, |disk| format!(", so it would lie on {disk}"))
     )]
     NotMounted { path: PathBuf, mount: PathBuf, disk: Option<String> },
-    /// The block device is read-only. Of several paths it is left out instead. Action: make it writable with `blockdev --setrw`.
+    /// The block device is read-only. Action: make it writable with `blockdev --setrw`.
     #[error(
         "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \
          choose another"
     )]
     ReadOnlyDevice { path: PathBuf },
-    /// No store can be at the path: a file, FIFO, socket or character device; a block device that is shorter than 32 MiB, host-
-    /// managed zoned, or has logical blocks of more than 4096 bytes; a foreign `index.kvring`; a wrong `index_path`. Action: use
+    /// No store can be at the path: a file, FIFO, socket or character device; a block device that is shorter than 32 MiB,
+    /// host-managed zoned, or has logical blocks of more than 4096 bytes; a foreign `index.kvring`; a wrong `index_path`. Action: use
     /// another path, or the `index_path` of the device.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable { path: PathBuf, reason: String },
@@ -215,8 +213,8 @@ pub enum OpenError {
         way_out: &'static str,
         source: io::Error,
     },
-    /// A system call fails: permissions, space, I/O error, descriptors, threads. Or a link, a second hard link, a special file, or
-    /// a file of another user is in the place of a file of the store. Action: repair the object that the message names.
+    /// A system call fails: permissions, space, I/O error, descriptors, threads. Or a file of the store is a link, has a second
+    /// hard link, is a special file, or belongs to another user. Action: repair the object that the message names.
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }

@@ -42,7 +42,7 @@ counters! {
     get_hits,
     /// GETs that did not, for any reason.
     get_misses,
-    /// Of these, GETs past `load_deadline_ms`, or on a drive that does not answer.
+    /// Of these, past `load_deadline_ms`, or on a silent drive.
     get_late,
     /// SETs written.
     set_stored,
@@ -56,21 +56,23 @@ counters! {
     set_queued,
     /// Of `set_unchanged`, SETs joined with an identical queued one.
     set_coalesced,
-    /// SETs that failed with `queue_full`.
+    /// Of `set_failed`, code `queue_full`.
     set_rejected_queue_full,
-    /// SETs that failed with `no_space`.
+    /// Of `set_failed`, code `no_space`.
     set_no_space,
-    /// SETs that failed with `quota_full`.
+    /// Of `set_failed`, code `quota_full`.
     set_quota_full,
-    /// SETs that failed with `collision`.
+    /// Of `set_failed`, code `too_long`.
+    set_too_long,
+    /// Of `set_failed`, code `collision`.
     set_collision,
-    /// SETs that failed with `unavailable`.
+    /// Of `set_failed`, code `unavailable`.
     set_unavailable,
-    /// SETs that failed with `io`.
+    /// Of `set_failed`, code `io`.
     set_io_error,
-    /// SETs that failed with `closed`.
+    /// Of `set_failed`, code `closed`.
     set_closed,
-    /// SETs that failed with `abandoned`.
+    /// Of `set_failed`, code `abandoned`.
     set_abandoned,
     /// Keys that lookups found (EXISTS or prefix).
     exists_hits,
@@ -104,8 +106,6 @@ counters! {
     syncs,
     /// Syncs and flushes that failed.
     sync_errors,
-    /// SETs that failed with `too_long`.
-    set_too_long,
     /// SETs that evicted a chunk to get an index record.
     index_full,
     /// Chunks evicted, for space or a quota.
@@ -132,7 +132,7 @@ counters! {
     set_over_write_budget,
     /// Payload of these.
     over_write_budget_bytes,
-    /// Keys refused for an hour: another key has their digest.
+    /// Keys refused for an hour, as another key has their digest.
     hash_collision,
     /// Misses of chunks stored with another dtype, shape, weights or epoch.
     other_variant,
@@ -205,7 +205,7 @@ macro_rules! path_stats {
             pub write_streams: Vec<StreamUse>,
             /// I/O engine and its flags; of several paths each different one.
             pub engine: String,
-            /// Alignment and block sizes.
+            /// Geometry of the path.
             pub geometry: Geometry,
             $($(#[doc = $meaning])+ pub $name: u64,)+
         }
@@ -256,7 +256,7 @@ path_stats! {
     would_hit_at_2x,
     /// SETs of remembered keys, which were evicted or not admitted.
     returned_keys,
-    /// Paths that were written to and never hit: 1 h or more after the open.
+    /// Paths that were written to and not hit, 1 h or more after the open.
     unused,
 }
 
@@ -307,9 +307,9 @@ pub struct LatencyHistogram {
 pub struct Stats {
     /// Seconds since the open, by the monotonic clock.
     pub open_s: u64,
-    /// Worth of an unused chunk that `eviction: adaptive` learns, in doublings of uses; of namespaces without a quota.
+    /// Worth of an unused chunk, in doublings of uses, as `eviction: adaptive` learnt it; of namespaces without a quota.
     pub eviction_bonus: f64,
-    /// Share of requests whose new chunks `admit: adaptive` stores (else 1); of namespaces without a quota.
+    /// Share of requests whose new chunks `admit: adaptive` stores, else 1; of namespaces without a quota.
     pub admitted_share: f64,
     /// Longest chunk that a SET stores.
     pub max_chunk_bytes: u64,

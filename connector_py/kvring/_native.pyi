@@ -225,18 +225,16 @@ class Connector:
     A submit queues a batch, without blocking, and returns a future id. Its completion arrives once,
     from `drain_completions()`; `event_fd()` is readable while completions wait.
 
-    - Keys and memory are those of `Store`. Memory is held from the submit until its completion is
-      drained. A chunk that is too long fails alone; a wrong key or buffer refuses the batch.
+    - Keys and memory are those of `Store`. Memory is held until its completion is drained.
+    - A chunk that is too long fails alone; a wrong key or buffer refuses the batch: SubmitError.
     - A GET sees every SET that was answered before its submit. SETs and DELETEs of one key keep
       their order.
-    - Never use a buffer whose key was answered False: a miss leaves it unchanged, a corrupt chunk
+    - Do not use a buffer whose key was answered False: a miss leaves it unchanged, a corrupt chunk
       does not.
     - Loads have priority: SETs wait for loads up to about 1 s.
-    - A store has one owner. In a fork every call is refused; the fork may open another store.
+    - A store has one owner. In a fork every call is refused.
     - An exit without `close()` is like a crash: no completed operation is lost.
-
-    Methods raise SubmitError for a key that is too long or no valid Unicode. After `close()` they
-    raise ClosedError, except `stats()`, `counters()`, `recovery` and those that drain.
+    - After `close()` calls raise ClosedError, except those that report counters, or drain.
     """
 
     def __new__(cls, path: Paths, capacity: Capacities, **options: Any) -> Self:
@@ -265,26 +263,16 @@ class Connector:
         *,
         variants: Sequence[int] | None = None,
     ) -> int:
-        """Store chunks: True per key that is stored, was stored with these bytes, or is not admitted.
+        """Store chunks: True per key that is stored, has these bytes already, or is not admitted.
 
         Other bytes under a stored key are replaced. A batch beyond `set_queue_bytes` or 131,072
-        keys fails at once with the code "queue_full"; an empty queue takes any batch.
-
-        Args:
-            keys: The keys.
-            memoryviews: One buffer for each key.
-            variants: A 32-bit fingerprint for each chunk of what its bytes mean beyond the key;
-                loads by this class find those of 0.
+        keys fails at once with "queue_full"; an empty queue takes any batch. `variants` are 32-bit
+        fingerprints of what the bytes mean beyond their keys (docs/how-to/weights.md).
 
         """
 
     def submit_batch_get(self, keys: list[str], memoryviews: Sequence[Memory]) -> int:
-        """Load chunks: True per key whose buffer, of exactly the chunk's length, holds the chunk.
-
-        Raises:
-            SubmitError: A buffer is read-only.
-
-        """
+        """Load chunks: True per key whose buffer, of exactly its length, holds the chunk."""
 
     def submit_batch_exists(self, keys: list[str]) -> int:
         """Look keys up: True per stored key, which is leased for `lease_s`."""
@@ -303,12 +291,8 @@ class Connector:
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Finish the queue, make all durable, release memory, and close the store.
 
-        It ends after `timeout_s` plus 1 s at the latest, whatever the drive does. A second call
-        returns the same result.
-
-        Args:
-            timeout_s: 0 to 3600; 0 drops the queue.
-            drain_s: Time for the queue, by default half of `timeout_s`. The rest of it is dropped.
+        It takes `timeout_s` (0 to 3600) plus 1 s at most, whatever the drive does, of that
+        `drain_s`, by default half, for the queue. The rest of the queue is dropped.
 
         Returns:
             `shutdown_clean`; `partial_flush` and `abandoned`: whether and how many operations were
@@ -324,10 +308,10 @@ class Connector:
 
     @property
     def recovery(self) -> dict[str, Any]:
-        """Result of the open: docs/reference/metrics.md describes each name."""
+        """Result of the open (docs/reference/metrics.md)."""
 
     def stats(self) -> dict[str, Any]:
-        """Return state and counters; docs/reference/metrics.md describes each name."""
+        """Return state and counters (docs/reference/metrics.md)."""
 
     def latency_histograms(
         self,
@@ -335,36 +319,29 @@ class Connector:
         """Return latencies since the open.
 
         Returns:
-            Per class ("get", "set", "delete") and phase ("wait", "device", "total"): class, phase,
-            pairs of an upper bound in microseconds and a cumulative count, count, and the sum in
-            microseconds, about.
+            Tuples of class ("get", "set", "delete"), phase ("wait", "device", "total"), pairs of an
+            upper bound in microseconds and the count up to it, count, and about the sum in
+            microseconds.
 
         """
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Return counters in the groups "storage", "writer" and "lookup"."""
+        """Return counters in groups (docs/reference/metrics.md)."""
 
     def submit_batch_prefix(self, keys: list[str]) -> int:
         """Look keys up: True for the leading stored keys, which are leased together."""
 
     def set_epoch(self, name: str) -> None:
-        """Begin an epoch of weights that change under one model name.
-
-        Chunks of other epochs are misses until their epoch returns. A store opens in the epoch "".
-
-        Args:
-            name: Any text, such as the step of a training.
-
-        """
+        """Begin an epoch of weights under one model name (docs/how-to/weights.md)."""
 
     def epoch(self) -> int:
-        """Return the 32-bit fingerprint of the current epoch; 0 for ""."""
+        """Return the fingerprint of the current epoch."""
 
     def pin(self, keys: list[str]) -> list[bool]:
         """Pin stored keys; return for each key whether it is pinned.
 
-        A pinned key is not evicted and does not expire until `unpin()`, a DELETE or `close()`. Pins
-        cover at most half of the capacity and of the index.
+        A pinned key stays until `unpin()`, a DELETE or `close()`. Pins cover at most half of the
+        capacity and of the index.
 
         """
 
@@ -380,8 +357,6 @@ class Connector:
     def usage(self) -> dict[str, dict[str, int | None]]:
         """Return the space of each namespace: `model`, or `model@salt`, after `identity#` if set.
 
-        Keys of another form have the namespace "".
-
         Returns:
             `keys`, `allocated_bytes` on disk, `writing_keys`, `remembered_keys` (evicted or not
             admitted), `quota_bytes` or None.
@@ -391,12 +366,7 @@ class Connector:
     def keys(
         self, namespace: str, cursor: int = 0, limit: int = 1000
     ) -> tuple[list[tuple[str, str]], int | None]:
-        """List keys of a namespace that are stored or being written.
-
-        Args:
-            namespace: As in `usage()`.
-            cursor: 0, then the cursor of the last call.
-            limit: Minimum number of keys to return, if there are as many.
+        """List at least `limit` keys of a namespace, if there are as many, from `cursor` on.
 
         Returns:
             Pairs of key and state ("stored" or "writing"), and the next cursor, None at the end.
@@ -409,25 +379,19 @@ class Connector:
         """Register writable memory, so that the kernel skips page pinning for transfers inside it.
 
         A buffer is held until the result is closed; memory by address and `length_bytes` must stay
-        mapped until then. It counts against RLIMIT_MEMLOCK. A refusal of the system is logged, and
-        costs only CPU time.
-
-        Raises:
-            SubmitError: It is empty, read-only, or overlaps with registered memory.
+        mapped until then. It counts against RLIMIT_MEMLOCK. A refusal is logged, and costs only CPU
+        time.
 
         """
 
     def purge(self, namespace: str) -> dict[str, Any]:
-        """Remove stored, queued and remembered keys of a namespace, except pinned ones.
-
-        It waits for the index file.
+        """Remove keys of a namespace, also queued, not pinned ones; waits for the index file.
 
         Returns:
-            `keys` and payload `bytes` removed, and the `pinned` keys that stay.
+            `keys` and payload `bytes` removed, and the `pinned` keys.
 
         Raises:
-            SubmitError: The index file refuses. Nothing is removed, or a restart may bring keys
-                back.
+            SubmitError: The index file refuses; a restart may bring keys back.
 
         """
 
@@ -438,15 +402,10 @@ class Connector:
         ttl: float | str | None = None,
         quotas: Mapping[str, int | str] | None = None,
     ) -> None:
-        """Change limits of the open store, until the next open; others stay.
+        """Change limits until the next open; the ratio of several capacities stays.
 
-        Chunks beyond a limit are evicted in the background, except those that are pinned, leased or
-        in transfer.
-
-        Args:
-            capacity: As of the open, of several paths in the same ratio; no block device.
-            ttl: Seconds, a string such as "7d", or "off".
-            quotas: Sizes by namespace; "none" removes a quota.
+        Chunks beyond them are evicted in the background, except those that are pinned, leased or in
+        transfer. "none" removes a quota. A block device keeps its capacity.
 
         Raises:
             ConfigError: A value does not fit, and nothing is changed.
@@ -722,17 +681,14 @@ class BlockingStore:
 
 @final
 class RegisteredMemory:
-    """Memory that a connector has registered, until it is closed or dropped."""
+    """Memory of `register_memory()`, until it is closed or dropped."""
 
     @property
     def registered_bytes(self) -> int:
-        """Bytes from its start on that were registered; the log says why, if not all."""
+        """Registered bytes from its start on; the log has the reason if not all."""
 
     def close(self) -> None:
-        """Unregister it, and let the buffer go. Idempotent; in a fork of the owner without effect.
-
-        A transfer in the kernel keeps its pages to its end. It waits for 1 s at most.
-        """
+        """Unregister it, and release the buffer. It waits for transfers, 1 s at most."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

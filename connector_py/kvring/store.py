@@ -63,20 +63,18 @@ class _Deadline:
 class Store:
     """Chunks of bytes under keys on a local drive: `kvring.open()` returns it.
 
-    - A chunk may go at any time: evicted, expired, or not admitted (option `admit`). A miss is None
-      and no error.
+    - A chunk may go at any time: evicted, expired, or not admitted (option `admit`).
     - A key is text of up to 4096 bytes in UTF-8. In `model@kv_rank@object_group@chunk_hash`,
       optionally with `@salt`, model and salt are its namespace.
     - A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity (64 MiB if that is more):
       `stats()["max_chunk_bytes"]`.
     - Memory is a contiguous buffer (bytes, bytearray, memoryview, numpy) or a CPU tensor of torch.
       Page-aligned memory is moved without a copy.
-    - A call ends after its `timeout_s` (0 to 3600) or with an exception of a signal's handler, such
-      as KeyboardInterrupt. Its memory may then be in use until `close()`; the store stays usable.
+    - A failure raises ChunkError. A `timeout_s` (0 to 3600) that passes raises ChunkTimeoutError;
+      then, as after a KeyboardInterrupt, the memory may be in use until `close()`, and the store
+      stays usable.
     - Threads may share a store. A fork may not use it, and may open another one.
-
-    Methods raise SubmitError for an unusable key or memory, and in a fork; ClosedError after
-    `close()`; ConfigError for a `timeout_s` out of range.
+    - An unusable key or memory raises SubmitError, a call after `close()` ClosedError.
     """
 
     def __init__(
@@ -91,12 +89,7 @@ class Store:
         return self._connector
 
     def put(self, key: str, memory: "Memory", *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Store a chunk. It replaces the one under this key.
-
-        Raises:
-            ChunkError: It was not stored.
-            ChunkTimeoutError: It was not stored in time, and may be stored later.
-        """
+        """Store a chunk. It replaces the one under this key."""
         self._answers(self._calls.put, [key], [memory], deadline=_Deadline(timeout_s))
 
     @overload
@@ -104,19 +97,11 @@ class Store:
     @overload
     def get(self, key: str, out: _MemoryT, *, timeout_s: float = ...) -> _MemoryT | None: ...
     def get(self, key: str, out: Any = None, *, timeout_s: float = _TIMEOUT_S) -> Any:
-        """Load a chunk.
-
-        Args:
-            key: The key.
-            out: Writable memory of exactly the chunk's length, by default a new bytearray.
-            timeout_s: Maximum seconds to wait.
+        """Load a chunk into `out`, of exactly its length, or into a new bytearray.
 
         Returns:
             `out`, or the bytearray; None for a miss, with undefined content of `out`.
 
-        Raises:
-            ChunkError: `out` has another length than the chunk.
-            ChunkTimeoutError: It was not loaded in time.
         """
         return self._get([key], None if out is None else [out], timeout_s)[0]
 
@@ -135,13 +120,7 @@ class Store:
         *,
         timeout_s: float = _TIMEOUT_S,
     ) -> list[Any]:
-        """Load chunks together, each as by `get()`.
-
-        Args:
-            keys: The keys.
-            outs: Memory for each key.
-            timeout_s: Maximum seconds to wait for all of them.
-        """
+        """Load chunks together, each as by `get()`."""
         return self._get(keys, outs, timeout_s)
 
     def exists(self, key: str) -> bool:
@@ -149,12 +128,7 @@ class Store:
         return self._refusing([key], self._calls.exists, [key])[0]
 
     def delete(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Delete a chunk, if it is stored.
-
-        Raises:
-            ChunkError: The index file refuses; a restart may bring the chunk back.
-            ChunkTimeoutError: The index file did not answer in time.
-        """
+        """Delete a chunk, if it is stored. After a ChunkError a restart may bring it back."""
         self._answers(self._calls.delete, [key], deadline=_Deadline(timeout_s))
 
     def close(self, timeout_s: float = 20.0) -> dict[str, Any]:
@@ -258,17 +232,10 @@ def _shown(key: str) -> str:
 def open(  # noqa: A001 - as in gzip and tarfile
     path: Paths, capacity: Capacities, **options: "Unpack[StoreOptions]"
 ) -> Store:
-    """Open a store, or make one.
-
-    Args:
-        path: Directory or block device, or a list of them that share the keys.
-        capacity: Maximum bytes on disk at each path: a number, a string such as "500GiB", or "all"
-            of a block device.
-        **options: `help(kvring.Store)` lists them.
+    """Open a store, or make one. Its `path`, `capacity` and options: docs/reference/options.md.
 
     Raises:
-        KvRingError: docs/reference/errors.md has all reasons ("Why an open fails"), and their
-            classes.
+        KvRingError: docs/reference/errors.md has all reasons and their classes.
         OSError: A system call failed.
     """
     return Store(path, capacity, **options)

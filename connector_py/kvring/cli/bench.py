@@ -17,6 +17,7 @@ from kvring.cli.bench_report import document, print_json, print_table
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.interruption import interruption
 from kvring.cli.machine import machine_facts
+from kvring.cli.parameters import json_option
 from kvring.cli.places import PlaceError, own_places, size_bytes
 from kvring.cli.sections import SectionedCommand
 
@@ -29,16 +30,14 @@ _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 _DESCRIPTION = """
 Benchmark kvring on a drive with fio-style options.
 
-It uses a store of its own in a new directory below --path, and removes it at the end, also after a
-failure or Ctrl-C. The next run removes that of a killed one. Other stores are not touched. A block
-device is formatted and erased, only with --erase-devices.
+It uses a new store below --path, and removes it at the end, also after Ctrl-C; the next run removes
+that of a killed one. Other stores are not touched.
 """
 
 _EPILOG = """
-An operation is one key. Latency is that of a batch, from its submit until its completion is
-drained. MB are 1e6 bytes. In --bs and --size k, m, g and t are binary as in fio: 64k and 64KiB are
-65,536 bytes; 64kB are 64,000. Exit status: 0, or 1 after errors (a miss is none), 2 for wrong
-arguments, 128 + n after signal n.
+An operation is one key. Latency is that of a batch, from submit until its completion is drained. MB
+are 1e6 bytes; in --bs and --size 64k and 64KiB are 65,536 bytes, 64kB are 64,000. A miss is no
+error.
 """
 
 
@@ -104,7 +103,7 @@ def _with_options(command: Any) -> Any:
     help="Other option of the store; repeat it for several: "
     + ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path")),
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path, readable=False),

@@ -31,10 +31,6 @@ from kvring.shared_tier.limits import MEANINGS
 
 __all__ = ["config"]
 
-_EPILOG = """
-Exit status: 0, or 2 for wrong arguments.
-"""
-
 _FORM = "kvring.config.form"
 _FORMS: dict[str, Callable[[Places, list[str]], str]] = {
     "systemd": systemd_unit,
@@ -66,7 +62,6 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
         "Memory": ("l1_size_gb", "huge_pages", "model", "max_model_len"),
         "Output": (),
     },
-    epilog=_EPILOG,
     short_help="Print the configuration and commands that start an engine.",
 )
 @click.argument("paths", metavar="PATH...", nargs=-1)
@@ -149,10 +144,10 @@ def config(
 ) -> int:
     """Print the configuration and commands that start LMCache's server, vLLM or SGLang.
 
-    The store takes CAPACITY at each PATH: a size such as 500GiB, or 'all' of a block device; one
-    for all paths, or one per path, separated by commas. With LMCache's server the last command
-    starts a vLLM that uses it. Where a directory lies below a mount other than /, require_mount is
-    set. Nothing is opened or made.
+    CAPACITY is that of each PATH: a size such as 500GiB, or 'all' of a block device; one for all
+    paths, or one per path, separated by commas. With LMCache's server the last command starts a
+    vLLM that uses it. It sets require_mount for a directory below a mount other than /. It opens
+    and makes nothing.
     """
     form = context.meta.get(_FORM)
     if base is not None or form == "seccomp":

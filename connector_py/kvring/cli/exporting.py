@@ -27,8 +27,7 @@ from kvring.cli.stores import (
 __all__ = ["export_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are in the archive, 1 if there is no store or namespace, or the archive
-is truncated, 2 for wrong arguments, 4 if damaged chunks are missing.
+Exit status: 1 if the archive is truncated, 4 if damaged chunks are left out.
 """
 
 
@@ -53,10 +52,11 @@ def export_command(
     target: str,
     as_json: bool,
 ) -> int:
-    """Write the chunks of the store at PATH to a tar archive, with a checksum per chunk.
+    """Write the chunks of the store at PATH to a tar archive, each with its checksum.
 
-    The store may be open; chunks that its owner removes meanwhile may be missing. Damaged chunks
-    are left out and named. The number of chunks goes to standard error.
+    The store may be open; chunks that it removes meanwhile are missing. Damaged chunks are left out
+    and named. Their number goes to standard error.
+
     """
     for path in paths:
         facts_of(path, index_path)

@@ -20,8 +20,7 @@ from kvring.cli.stores import index_path_option, store_paths
 __all__ = ["adopt", "import_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are stored, 1 if none is, 2 for wrong arguments, 4 if some are not, or
-others were evicted for them.
+Exit status: 1 if no chunk is stored, 4 if some are not, or others were evicted.
 """
 
 _Arguments = dict[str, Any]
@@ -81,9 +80,8 @@ def import_command(source: str, **arguments: Any) -> int:
 def adopt(directory: Path, move: bool, **arguments: Any) -> int:
     """Store the files of LMCache's fs or fs_native in DIRECTORY, its base_path.
 
-    The store at PATH may be new, and must be closed; stop LMCache first. The file that was written
-    last is evicted last. Other files stay. Without --yes nothing is evicted: files without room are
-    named, and stay.
+    Stop LMCache first; the store at PATH may be new, and must be closed. The newest file is evicted
+    last. Without --yes nothing is evicted: files without room are named, and stay.
 
     """
     found, others = chunk_files(directory)

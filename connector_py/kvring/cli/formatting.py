@@ -13,7 +13,7 @@ from kvring.cli.users import whose
 
 __all__ = ["format_command"]
 
-_EPILOG = "Exit status: 0 if the device is blank now, 1 if it is unchanged, 2 for wrong arguments."
+_EPILOG = "Exit status: 0 if the device is blank now, else 1."
 
 
 @click.command("format", epilog=_EPILOG, short_help="Erase a block device for a store.")
@@ -30,10 +30,8 @@ _EPILOG = "Exit status: 0 if the device is blank now, 1 if it is unchanged, 2 fo
 def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
     """Erase the block device DEVICE, so that the next open makes a store there.
 
-    It erases the first and last MiB, and discards the device if it can. It first shows the content
-    that it finds. It refuses a device in use, and one that holds a store. A blank device needs no
-    format.
-
+    It shows what it finds, erases the first and last MiB, and discards the device if it can. It
+    refuses a device in use or with a store. A blank device needs no format.
     """
 
     def agree(found: str) -> bool:

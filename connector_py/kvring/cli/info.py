@@ -22,23 +22,16 @@ __all__ = ["info", "usage"]
 
 _BLOCK_BYTES = 4096
 
-_EPILOG = """
-Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
-"""
 
-
-@click.command(epilog=_EPILOG, short_help="Show a store: owner, chunks, format.")
+@click.command(short_help="Show a store: owner, chunks, format.")
 @store_paths
 @index_path_option
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON object, or an array for several paths."
-)
+@json_option
 def info(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
-    """Show the store at each PATH, a directory or block device: owner, chunks, format, disk space.
+    """Show the store at each PATH: owner, chunks, format, disk space.
 
     It reads the index without a lock, also of an open store; concurrent changes may be missing.
     Further paths of the store are named on standard error.
-
     """
 
     def document_of(path: Path, chunks: StoredChunks) -> dict[str, Any]:
@@ -71,9 +64,7 @@ def _document(path: Path, chunks: StoredChunks) -> dict[str, Any]:
     }
 
 
-@click.command(
-    epilog=_EPILOG, short_help="Show the space of each model and tenant, and drive wear."
-)
+@click.command(short_help="Show the space of each model and tenant, and drive wear.")
 @store_paths
 @index_path_option
 @dwpd_option
@@ -81,11 +72,10 @@ def _document(path: Path, chunks: StoredChunks) -> dict[str, Any]:
 def usage(paths: tuple[Path, ...], index_path: Path | None, dwpd: float, as_json: bool) -> int:
     """Show the space of each namespace of the store at PATH: model, or model@salt.
 
-    It reads the index as info does, and sums several paths. The owner of an open store also reports
-    the bytes written to each drive since the open, and those that admit and write_budget saved. The
-    drive life shown is the time until its size times --dwpd times 365 days times 5 years is written
-    at this rate. Writes of the index, the file system and other programs are not included.
-
+    It reads the index as info does. The owner of an open store also reports the bytes written to
+    each drive since the open, and those that admit and write_budget saved. The drive life is the
+    time until size x --dwpd x 365 days x 5 years is written at this rate; writes of the index, the
+    file system and other programs are not counted.
     """
     found = _no_namespaces()
     read, faults = look_at_each(paths, index_path, lambda _, chunks: _add_chunks(found, chunks))

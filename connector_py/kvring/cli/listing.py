@@ -11,22 +11,19 @@ import click
 from kvring._native import StoredChunks
 from kvring.cli.failure import Failure
 from kvring.cli.output import printable
+from kvring.cli.parameters import json_option
 from kvring.cli.stores import index_path_option, look_at_each, need_namespace, store_paths
 
 __all__ = ["ls"]
-
-_EPILOG = """
-Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
-"""
 
 _HEADER = f"{'BYTES':>10} {'AGE':>6} {'UNUSED':>6} {'USES':>5}  NAMESPACE  FILE  KEY"
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
 
 
-@click.command(epilog=_EPILOG, short_help="List the chunks of a store.")
+@click.command(short_help="List the chunks of a store.")
 @store_paths
 @index_path_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each chunk.")
+@json_option
 @click.option("--namespace", metavar="NAME", help="List only this namespace: model, or model@salt.")
 @click.option("--key-prefix", metavar="TEXT", default="", help="List only keys with this prefix.")
 @click.option(
@@ -43,12 +40,11 @@ def ls(
     key_prefix: str,
     file_name: str | None,
 ) -> int:
-    """List the chunks of the store at PATH, a directory or block device.
+    """List the chunks of the store at PATH.
 
-    It reads the index as info does, and no chunk. Columns: length, time since the SET (AGE) and
-    since the last use (UNUSED), uses, namespace, file and key. Uses show a few seconds late. With
-    --json times are Unix times in ms. In layout 'extents' a chunk lies in its file from an offset
-    on. Defects of the index go to standard error.
+    It reads the index as info does. AGE is the time since the SET, UNUSED that since the last use;
+    uses show a few seconds late. With --json each chunk is a line, with Unix times in ms, and with
+    its offset in the file in layout 'extents'. Defects of the index go to standard error.
     """
     name = Path(file_name).name if file_name else None
     if namespace is not None:

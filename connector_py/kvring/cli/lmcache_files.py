@@ -18,7 +18,7 @@ __all__ = ["EXPECTED_NAMES", "ChunkFile", "chunk_files"]
 EXPECTED_NAMES: Final = (
     "Files are named MODEL@0xRANK@GROUP@HASH.data or MODEL@0xRANK@GROUP@HASH@SALT.data, such as "
     "facebook-SEP-opt@0x00000000@0@6f1d02ab.data: MODEL with -SEP- for each slash, RANK as 8 hex "
-    "digits, GROUP and HASH in lower-case hex. DIRECTORY is base_path itself, not one above it."
+    "digits, GROUP and HASH in lower-case hex."
 )
 
 _NAME: Final = re.compile(

@@ -93,7 +93,7 @@ class _StorePath(click.Path):
 
 STORE_PATH = _StorePath()
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 capacities_option = click.option(
     "--capacity",

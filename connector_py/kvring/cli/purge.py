@@ -22,8 +22,7 @@ from kvring.cli.stores import (
 __all__ = ["purge"]
 
 _EPILOG = """
-Exit status: 0 if all is removed, 1 if it is not, or there is no such store or namespace, 2 for
-wrong arguments, 4 if pinned chunks stay.
+Exit status: 4 if pinned chunks stay.
 """
 
 

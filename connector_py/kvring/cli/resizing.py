@@ -20,8 +20,8 @@ from kvring.cli.stores import said_well, store_paths
 __all__ = ["resize"]
 
 _EPILOG = """
-Exit status: 0 if the store is within the capacity, 1 if it is unchanged, 2 for wrong arguments, 4
-if an open store has the capacity, and is not within it after 30 s without progress.
+Exit status: 1 if the store is unchanged, 4 if it is still above the capacity after 30 s without
+progress.
 """
 
 _LOOK_EVERY_S = 0.05
@@ -43,10 +43,9 @@ def resize(
 ) -> int:
     """Change the capacity of the store at PATH, a directory, and give space back.
 
-    It evicts the chunks of the data files that go, whenever they were used. The owner of an open
-    store does it, and keeps pinned chunks. Change the capacity in LMCache's JSON too: the next open
-    takes it from there. Several paths keep the ratio of their capacities.
-
+    It evicts all chunks of the data files that go. The owner of an open store does it, and keeps
+    pinned chunks. Several paths keep their ratio. Change the capacity in LMCache's JSON too, for
+    the next open.
     """
     capacity = capacity_of_each(paths, capacities)
     for path in paths:

@@ -18,7 +18,7 @@ from kvring.cli.vllm_server import VllmServer, new_prompt
 __all__ = ["selftest"]
 
 _EPILOG = """
-Exit status: 0 if the chunk came back intact from kvring, 1 if not, 2 for wrong arguments.
+Exit status: 0 if the chunk came back from kvring intact, else 1.
 """
 
 # Blocks of 16 tokens in the memory of the engine that stores, and of the one that loads.
@@ -69,14 +69,14 @@ def selftest(
 ) -> int:
     """Send a chunk through a running `lmcache server` into kvring and back, and time each step.
 
-    It acts as an engine: it registers memory, looks a chunk up, stores it, waits until kvring has
-    it, and drops it from L1. Another engine then loads it, from kvring alone, and compares the
-    bytes. The chunk is of the model test-model, has 8 MiB with LMCache's default of 256 tokens, and
-    is removed. Run it on the server's machine, as its user and with its Python.
+    It stores a chunk as an engine does, waits until kvring has it, drops it from L1, loads it as
+    another engine, and compares the bytes. The chunk is of the model test-model, has 8 MiB with
+    LMCache's default of 256 tokens, and is removed. Run it on the server's machine, as its user and
+    with its Python.
 
-    With --vllm it asks a vLLM for a random prompt twice, and resets its prefix cache in between;
-    this takes VLLM_SERVER_DEV_MODE=1 in the environment of vLLM. Counters of the owner show whether
-    kvring answered. The chunks of the prompt stay.
+    With --vllm it sends a random prompt twice, and resets vLLM's prefix cache in between; vLLM
+    needs VLLM_SERVER_DEV_MODE=1. The owner's counters show whether kvring answered. The chunks
+    stay.
     """
     if (vllm_url is None) != (path is None):
         raise WrongArguments("--vllm URL goes with the PATH of its store, and PATH with --vllm")

@@ -17,16 +17,12 @@ from kvring.cli.stores import index_path_option
 
 __all__ = ["size"]
 
-_EPILOG = """
-Exit status: 0 with an estimate, 1 without one, 2 for wrong arguments.
-"""
-
 _BAR_COLUMNS: Final = 50
 _SHOWN_CAPACITIES: Final = 12
 _MOST_QUOTED: Final = 60
 
 
-@click.command(epilog=_EPILOG, short_help="Estimate hit ratios of other capacities.")
+@click.command(short_help="Estimate hit ratios of other capacities.")
 @click.argument("path", required=False, type=STORE_PATH)
 @index_path_option
 @click.option(
@@ -49,11 +45,9 @@ def size(
 ) -> int:
     """Estimate the hit ratio of other capacities, from the open store at PATH or from a trace.
 
-    For a store it shows the hit ratio of lookups since the open, and what 1.5 times and twice the
-    capacity would reach by the store's own eviction. The estimates are low with admit = adaptive,
-    as a larger store admits more; a key that was not admitted is a miss with each capacity.
-
-    For a trace it computes any capacity with LRU; only hits from the beginning of a request count.
+    Of a store it shows the hit ratio since the open, and that of 1.5 times and twice the capacity
+    with its own eviction. With admit = adaptive these are low, as a larger store admits more. Of a
+    trace it shows that of any capacity with LRU, for hits from the beginning of each request.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

@@ -14,7 +14,7 @@ from kvring.cli.stores import index_path_option, store_paths
 __all__ = ["status"]
 
 _EPILOG = """
-Exit status: 0 if every path is healthy, 1 if one is not, 2 for wrong arguments.
+Exit status: 0 if every path is healthy, else 1.
 """
 
 
@@ -25,10 +25,9 @@ Exit status: 0 if every path is healthy, 1 if one is not, 2 for wrong arguments.
 def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
     """Show in one line per PATH whether it is healthy, why not, and what to type next.
 
-    It asks the owner and reads the disk; a dead or stuck disk or a stopped owner is reported within
-    two seconds. It changes nothing. The states are healthy, not open, no store, dead disk, stuck
-    disk, damaged index, failing, full, read-only, path missing, renamed, another user's, and
-    killed, stopped or silent owner.
+    It asks the owner, and reads the disk; it reports a dead or stuck one within two seconds.
+    States: healthy, not open, no store, dead disk, stuck disk, damaged index, failing, full,
+    read-only, path missing, renamed, another user's; killed, stopped or silent owner.
     """
     looks = [HealthLook(path, index_path) for path in paths]
     # Each waits for owners and disks that may not answer.

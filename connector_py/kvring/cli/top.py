@@ -14,7 +14,7 @@ from rich.live import Live
 from kvring.cli.failure import Failure
 from kvring.cli.output import console, grid, print_json, size_text
 from kvring.cli.owner import need_owner
-from kvring.cli.parameters import FiniteRange
+from kvring.cli.parameters import FiniteRange, json_option
 from kvring.cli.screen import screen
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
@@ -22,24 +22,14 @@ from kvring.frame import frame
 
 __all__ = ["stats", "top"]
 
-_EPILOG = """
-Exit status: 0 on success, 1 if the store is not open, its owner cannot be asked, or there is no
-store, 2 for wrong arguments.
-"""
 
-
-@click.command(epilog=_EPILOG, short_help="Show the counters of an open store.")
+@click.command(short_help="Show the counters of an open store.")
 @store_arguments
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print a JSON object with every counter (docs/reference/metrics.md).",
-)
+@json_option
 def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
-    """Show what the store at PATH did since its open.
+    """Show the counters of the store at PATH since its open (docs/reference/metrics.md).
 
-    It asks the owner, and does not touch the disk. The user of the owner and root may ask.
+    It asks the owner, without the disk. The owner's user and root may ask.
 
     """
     answer = need_owner(path, index_path, ask="stats")
@@ -67,7 +57,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     return 0
 
 
-@click.command(epilog=_EPILOG, short_help="Show current rates of an open store.")
+@click.command(short_help="Show current rates of an open store.")
 @store_arguments
 @click.option(
     "--interval",
@@ -84,7 +74,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     metavar="NUMBER",
     help="End after this number of samples.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per sample.")
+@json_option
 @click.option("--web", is_flag=True, help="Serve a page at http://127.0.0.1:PORT/ instead.")
 @click.option(
     "--port",
@@ -103,9 +93,9 @@ def top(
     web: bool,
     port: int,
 ) -> int:
-    """Show current rates and latencies of the store at PATH, until it is closed or Ctrl-C.
+    """Show rates and latencies of the store at PATH between two samples, until Ctrl-C.
 
-    It asks the owner as stats does. Rates and latencies are those between two samples.
+    It asks the owner as stats does.
 
     """
     frames = itertools.islice(_frames(path, index_path, interval_s), count)

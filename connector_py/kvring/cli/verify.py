@@ -21,8 +21,7 @@ from kvring.cli.stores import index_path_option, said_well, store_paths, tell_fu
 __all__ = ["verify"]
 
 _EPILOG = """
-Exit status: 0 if nothing is broken, or all of it is removed; 1 if something is, or there is no
-store; 2 for wrong arguments.
+Exit status: 0 if nothing is damaged, or all of it is removed, else 1.
 """
 
 _MOST_SHOWN = 20
@@ -67,10 +66,9 @@ class _Findings:
 def verify(
     paths: tuple[Path, ...], index_path: Path | None, rate: int, repair: bool, as_json: bool
 ) -> int:
-    """Read every chunk of the store at PATH past the page cache, and verify its checksum.
+    """Verify the checksum of every chunk of the store at PATH, past the page cache.
 
-    The store may be open. Without --repair nothing is changed: a damaged chunk is never served, its
-    loads miss.
+    The store may be open, without --repair. A damaged chunk is never served: its loads miss.
 
     """
     if repair:

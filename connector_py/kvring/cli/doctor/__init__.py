@@ -29,13 +29,13 @@ from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
 from kvring.cli.failure import WrongArguments
 from kvring.cli.output import console, print_json, table
-from kvring.cli.parameters import STORE_PATH
+from kvring.cli.parameters import STORE_PATH, json_option
 
 __all__ = ["doctor"]
 
 _EPILOG = """
-Exit status: 0 without findings to act on, 3 for warnings (kvring works, but not at its best), 1 for
-errors (it does not work, or not for long), 2 for wrong arguments.
+Exit status: 0 if nothing is to do, 3 for warnings (kvring works, but not at its best), 1 for
+errors.
 """
 
 _STATUSES = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 3, Level.ERROR: 1}
@@ -50,16 +50,14 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
     is_flag=True,
     help="Only remove files of a killed vLLM from /dev/shm that no process uses.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of all findings.")
+@json_option
 def doctor(path: Path | None, capacity: str | None, clean_shm: bool, as_json: bool) -> int:
-    """Check the machine, and the place of a store at PATH; print a remedy for each finding.
+    """Check the machine and the place of a store at PATH; print a remedy for each finding.
 
-    Run it as the server runs: same user, container and limits. The checks: versions, kernel,
-    io_uring, limits on locked memory, open files and address space, memory, huge pages and
-    /dev/shm; with PATH also the file system, free space, rights, the block device, the store there,
-    and the drives below (smartctl). It tests a small store in a new directory below PATH, and
-    removes it. Where containers share /dev/shm, run --clean-shm on the host.
-
+    Run it as the server runs: same user, container and limits. It checks versions, io_uring,
+    limits, memory and /dev/shm; with PATH also the file system, free space, rights, the device, the
+    store, and the drives below (smartctl). It tests a small store in a new directory below PATH,
+    and removes it. Where containers share /dev/shm, run --clean-shm on the host.
     """
     if clean_shm and path is not None:
         raise WrongArguments("--clean-shm goes without PATH: it looks at /dev/shm alone")
