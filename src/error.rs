@@ -124,14 +124,13 @@ impl From<&StoreError> for FailureReason {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error names its fields")]
 pub enum OpenError {
-    /// An option is unknown, missing or invalid, or does not fit the path. Action: use a value of the range that the message names.
+    /// An option is unknown, missing, invalid, or does not fit the path. Action: see the range in the message.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// io_uring is refused with `engine: io_uring`, or the system has no thread or memory for an engine. Action: remove the cause
-    /// that the message names, or raise the limit.
+    /// io_uring is refused (`engine: io_uring`), or no thread or memory is left. Action: see the cause in the message.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Another live connector has the store open. Action: close it in the process that the message names.
+    /// Another live connector has the store open. Action: close it in that process.
     #[error(
         "{path} is in use by {holder}; close it there or choose another path (one store has one owner)"
     )]
@@ -139,14 +138,13 @@ pub enum OpenError {
     /// The block device is mounted, or used as swap, RAID or by a program. Action: release it.
     #[error("{path} is in use by {user}; release it there, or choose another device")]
     Claimed { path: PathBuf, user: String },
-    /// The block device holds foreign data, or both of its superblocks are damaged. Action: use another device, or erase it with
-    /// `kvring format`.
+    /// The block device holds foreign data, or two damaged superblocks. Action: use another device, or `kvring format`.
     #[error(
         "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
          there may go, erase it with `kvring format {path}` (nothing was written)"
     )]
     NotFormatted { path: PathBuf, found: String },
-    /// No device has this name below /dev. Action: look for the name with `lsblk`.
+    /// No device has this name. Action: check with `lsblk`.
     #[error(
         "{path} cannot hold a store: there is no such device; look for the right name with lsblk"
     )]
@@ -157,15 +155,13 @@ pub enum OpenError {
         disk = disk.as_ref().map_or_else(String::new, |disk| format!(", so it would lie on {disk}"))
     )]
     NotMounted { path: PathBuf, mount: PathBuf, disk: Option<String> },
-    /// The block device is read-only. Action: make it writable with `blockdev --setrw`.
+    /// The block device is read-only. Action: `blockdev --setrw`.
     #[error(
         "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \
          choose another"
     )]
     ReadOnlyDevice { path: PathBuf },
-    /// No store can be at the path: a file, FIFO, socket or character device; a block device that is shorter than 32 MiB,
-    /// host-managed zoned, or has logical blocks of more than 4096 bytes; a foreign `index.kvring`; a wrong `index_path`. Action: use
-    /// another path, or the `index_path` of the device.
+    /// No store can be there: a file, FIFO, socket or character device; a block device below 32 MiB, host-managed zoned, or with logical blocks over 4096 bytes; a foreign `index.kvring`; a wrong `index_path`. Action: use another path or `index_path`.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable { path: PathBuf, reason: String },
     /// A newer kvring wrote the store. Action: upgrade kvring, or use another path.
@@ -180,7 +176,7 @@ pub enum OpenError {
     /// A path lies inside another one. Action: use separate directories.
     #[error("{path} is inside {outer}; give each of them a directory of its own")]
     Nested { path: PathBuf, outer: PathBuf },
-    /// A path belongs to another set of paths. Action: open it with its own set, leave it out, or empty it.
+    /// A path belongs to another set of paths. Action: open its own set, leave it out, or empty it.
     #[error(
         "{path} belongs to another set of paths, of which none is here; leave it out, open it with its own, or empty it \
          (the store was left as it is)"
@@ -192,14 +188,13 @@ pub enum OpenError {
          them out, or empty one of them, which then takes its share as a new path (both were left as they are)"
     )]
     Unrelated { path: PathBuf, other: PathBuf, what: &'static str },
-    /// The store has the other layout. Action: set `layout` to that of the store, or use another path.
+    /// The store has the other layout. Action: set `layout`, or use another path.
     #[error(
         "{path} holds a store of layout '{found}', not '{wanted}'; open it with layout: '{found}', or choose another path \
          (the store was left as it is)"
     )]
     OtherLayout { path: PathBuf, found: &'static str, wanted: &'static str },
-    /// The limit on address space is below the reservation for the index: an eighth of the capacity, from 16 MiB to 1 TiB, or the
-    /// length of the index if that is more. Action: raise `ulimit -v`, or lower `capacity` of a store in a directory.
+    /// The limit on address space is below that of the index: an eighth of the capacity, 16 MiB to 1 TiB, or a longer index. Action: raise `ulimit -v`; in a directory lower `capacity`.
     #[error(
         "cannot map {path}: {source}; the index reserves {needed} of address space for all that it can become (no memory){limit}; \
          raise the limit on address space (ulimit -v, RLIMIT_AS){way_out}",
@@ -213,8 +208,7 @@ pub enum OpenError {
         way_out: &'static str,
         source: io::Error,
     },
-    /// A system call fails: permissions, space, I/O error, descriptors, threads. Or a file of the store is a link, has a second
-    /// hard link, is a special file, or belongs to another user. Action: repair the object that the message names.
+    /// A system call fails; or a file of the store is a link, has a second hard link, is a special file, or belongs to another user. Action: repair the named object.
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }

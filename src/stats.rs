@@ -170,7 +170,7 @@ impl Counters {
 /// A write stream of a drive, and what was written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamUse {
-    /// Number of the stream; the drive's placement identifier is one less.
+    /// Its number; the drive's placement identifier is one less.
     pub stream: u8,
     /// `first_time` or `returned` chunks, those of `one_namespace`, or of `other_namespaces`.
     pub content: &'static str,
@@ -185,19 +185,19 @@ macro_rules! path_stats {
         pub struct PathStats {
             /// The path, as given.
             pub path: PathBuf,
-            /// Whether the path is in use. If not, its keys are misses, and it counts in no sum.
+            /// Whether it is in use; if not, its keys are misses, and it counts in no sum.
             pub in_use: bool,
-            /// Why the path failed; empty if it works. The last path stays in use.
+            /// Why it failed, else empty. The last path stays in use.
             pub reason: String,
-            /// What fails now, with the age of the oldest silent transfer; empty if nothing does.
+            /// Current failure, with the age of the oldest silent transfer, else empty.
             pub trouble: String,
-            /// Whether the drive answers nothing: operations that were not started fail until it does.
+            /// Whether the drive answers nothing; operations that were not started fail.
             pub stuck: bool,
-            /// A slow drive, or a path that is never hit; no failure. Empty otherwise.
+            /// A slow drive, or a path without hits, else empty.
             pub note: String,
-            /// Last error of the device or file system; empty if there was none.
+            /// Last error of the device or file system, else empty.
             pub last_error: String,
-            /// Unix time of it, in ms; 0 if there was none.
+            /// Its Unix time in ms, else 0.
             pub last_error_ms: u64,
             /// Payload written since the open, also before the path failed.
             pub written_bytes: u64,
@@ -228,9 +228,9 @@ path_stats! {
     keys,
     /// Payload stored.
     stored_bytes,
-    /// Index records in use; a key of more than 168 bytes has several.
+    /// Index records; a key of more than 168 bytes has several.
     records,
-    /// Index pages that the disk did not return since the open; their chunks are misses.
+    /// Index pages with I/O errors; their chunks are misses.
     index_pages_lost,
     /// Disk space of chunks, in whole blocks.
     allocated_bytes,
@@ -240,9 +240,9 @@ path_stats! {
     used_bytes,
     /// Data files.
     data_files,
-    /// Disk space of leased chunks, which are not evicted.
+    /// Disk space of leased chunks.
     leased_bytes,
-    /// Disk space of pinned chunks, which are not evicted.
+    /// Disk space of pinned chunks.
     pinned_bytes,
     /// Limit of in-flight reads, and of writes.
     queue_depth,
@@ -305,9 +305,9 @@ pub struct LatencyHistogram {
 /// State of the store at one moment.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Seconds since the open, by the monotonic clock.
+    /// Seconds since the open.
     pub open_s: u64,
-    /// Worth of an unused chunk, in doublings of uses, as `eviction: adaptive` learnt it; of namespaces without a quota.
+    /// Worth of an unused chunk that `eviction: adaptive` learnt, in doublings of uses; of namespaces without a quota.
     pub eviction_bonus: f64,
     /// Share of requests whose new chunks `admit: adaptive` stores, else 1; of namespaces without a quota.
     pub admitted_share: f64,

@@ -68,7 +68,7 @@ FAILURE_CODES: Final[tuple[_FailureCode, ...]]
 """Codes of failed batches; docs/reference/errors.md has the action for each."""
 
 class KvRingError(Exception):
-    """Base of every error of kvring, except OSError where the system refuses a path."""
+    """Base of every error of kvring, except OSError."""
 
 class ConfigError(KvRingError):
     """An option is unknown, missing or out of range, or no store can be at a path."""
@@ -98,11 +98,11 @@ class ClosedError(SubmitError):
     """The connector is closed."""
 
 def build_info() -> dict[str, str | int | None]:
-    """Describe this build.
+    """Return facts of this build.
 
     Returns:
-        `version`, `commit` (None except in a release), `compiler`, `target`, `profile`,
-        `format_version` and `device_format_version` of new stores.
+        `version`, `commit` or None, `compiler`, `target`, `profile`, `format_version`,
+        `device_format_version`.
     """
 
 def options() -> dict[str, dict[str, str | None]]:
@@ -223,14 +223,14 @@ class Connector:
     """A store with batches and completions. LMCache's native_plugin adapter loads this class.
 
     A submit queues a batch, without blocking, and returns a future id. Its completion arrives once,
-    from `drain_completions()`; `event_fd()` is readable while completions wait.
+    from `drain_completions()`.
 
     - Keys and memory are those of `Store`. Memory is held until its completion is drained.
-    - A chunk that is too long fails alone; a wrong key or buffer refuses the batch: SubmitError.
+    - A chunk that is too long fails alone. A wrong key or buffer raises SubmitError with its
+      `position`, and nothing is queued.
     - A GET sees every SET that was answered before its submit. SETs and DELETEs of one key keep
       their order.
-    - Do not use a buffer whose key was answered False: a miss leaves it unchanged, a corrupt chunk
-      does not.
+    - The content of a buffer whose key was answered False is undefined.
     - Loads have priority: SETs wait for loads up to about 1 s.
     - A store has one owner. In a fork every call is refused.
     - An exit without `close()` is like a crash: no completed operation is lost.
@@ -265,10 +265,8 @@ class Connector:
     ) -> int:
         """Store chunks: True per key that is stored, has these bytes already, or is not admitted.
 
-        Other bytes under a stored key are replaced. A batch beyond `set_queue_bytes` or 131,072
-        keys fails at once with "queue_full"; an empty queue takes any batch. `variants` are 32-bit
-        fingerprints of what the bytes mean beyond their keys (docs/how-to/weights.md).
-
+        A batch beyond `set_queue_bytes` or 131,072 keys fails at once with "queue_full", if the
+        queue is not empty. `variants` are 32-bit fingerprints (docs/how-to/weights.md).
         """
 
     def submit_batch_get(self, keys: list[str], memoryviews: Sequence[Memory]) -> int:
@@ -291,15 +289,13 @@ class Connector:
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Finish the queue, make all durable, release memory, and close the store.
 
-        It takes `timeout_s` (0 to 3600) plus 1 s at most, whatever the drive does, of that
-        `drain_s`, by default half, for the queue. The rest of the queue is dropped.
+        It takes `timeout_s` plus 1 s at most, whatever the drive does, of that `drain_s`, by
+        default half, for the queue. What is left of the queue is dropped.
 
         Returns:
-            `shutdown_clean`; `partial_flush` and `abandoned`: whether and how many operations were
-            dropped; `memory_held`: the kernel still has buffers, which must stay mapped;
-            `timed_out`: threads continue, and keep the store locked until they end; `not_durable`:
-            how many SETs and removals power loss may undo, at most.
-
+            `shutdown_clean`; `partial_flush`, `abandoned`: operations dropped; `memory_held`: the
+            kernel has buffers, which must stay mapped; `timed_out`: threads continue, and keep the
+            store locked; `not_durable`: SETs and removals that power loss may undo, at most.
         """
 
     @property
@@ -316,14 +312,7 @@ class Connector:
     def latency_histograms(
         self,
     ) -> list[tuple[str, str, list[tuple[int, int]], int, int]]:
-        """Return latencies since the open.
-
-        Returns:
-            Tuples of class ("get", "set", "delete"), phase ("wait", "device", "total"), pairs of an
-            upper bound in microseconds and the count up to it, count, and about the sum in
-            microseconds.
-
-        """
+        """Return class, phase, cumulative buckets, count and sum of latencies, in us."""
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return counters in groups (docs/reference/metrics.md)."""
@@ -338,29 +327,22 @@ class Connector:
         """Return the fingerprint of the current epoch."""
 
     def pin(self, keys: list[str]) -> list[bool]:
-        """Pin stored keys; return for each key whether it is pinned.
+        """Keep stored keys until `unpin()`, a DELETE or `close()`; return which are pinned.
 
-        A pinned key stays until `unpin()`, a DELETE or `close()`. Pins cover at most half of the
-        capacity and of the index.
-
+        Pins cover at most half of the capacity and of the index.
         """
 
     def unpin(self, keys: list[str]) -> list[bool]:
-        """Remove pins; return for each key whether it was pinned."""
+        """Remove pins; return which keys were pinned."""
 
     def touch(self, keys: list[str]) -> list[bool]:
-        """Count a use of each key without a load; return which are stored.
-
-        It is for chunks that a tier above serves.
-        """
+        """Count a use of keys that a tier above serves; return which are stored."""
 
     def usage(self) -> dict[str, dict[str, int | None]]:
-        """Return the space of each namespace: `model`, or `model@salt`, after `identity#` if set.
+        """Return space by namespace: `model` or `model@salt`, after `identity#` if set.
 
         Returns:
-            `keys`, `allocated_bytes` on disk, `writing_keys`, `remembered_keys` (evicted or not
-            admitted), `quota_bytes` or None.
-
+            `keys`, `allocated_bytes`, `writing_keys`, `remembered_keys`, `quota_bytes` or None.
         """
 
     def keys(
@@ -369,30 +351,26 @@ class Connector:
         """List at least `limit` keys of a namespace, if there are as many, from `cursor` on.
 
         Returns:
-            Pairs of key and state ("stored" or "writing"), and the next cursor, None at the end.
-
+            Pairs of key and state ("stored" or "writing"), and the next cursor or None.
         """
 
     def register_memory(
         self, memory: Memory | int, length_bytes: int | None = None
     ) -> RegisteredMemory:
-        """Register writable memory, so that the kernel skips page pinning for transfers inside it.
+        """Register memory until `close()` of the result: transfers in it need no page pinning.
 
-        A buffer is held until the result is closed; memory by address and `length_bytes` must stay
-        mapped until then. It counts against RLIMIT_MEMLOCK. A refusal is logged, and costs only CPU
-        time.
-
+        Memory by address and `length_bytes` must stay mapped. It counts against RLIMIT_MEMLOCK. A
+        refusal is logged.
         """
 
     def purge(self, namespace: str) -> dict[str, Any]:
-        """Remove keys of a namespace, also queued, not pinned ones; waits for the index file.
+        """Remove stored and queued keys of a namespace, and wait for the index file.
 
         Returns:
-            `keys` and payload `bytes` removed, and the `pinned` keys.
+            `keys` and payload `bytes` removed, and the `pinned` keys, which stay.
 
         Raises:
             SubmitError: The index file refuses; a restart may bring keys back.
-
         """
 
     def change_limits(
@@ -402,29 +380,23 @@ class Connector:
         ttl: float | str | None = None,
         quotas: Mapping[str, int | str] | None = None,
     ) -> None:
-        """Change limits until the next open; the ratio of several capacities stays.
+        """Change limits until the next open; evict what is beyond them in the background.
 
-        Chunks beyond them are evicted in the background, except those that are pinned, leased or in
-        transfer. "none" removes a quota. A block device keeps its capacity.
-
-        Raises:
-            ConfigError: A value does not fit, and nothing is changed.
-
+        Several capacities keep their ratio; a block device keeps its capacity. "none" removes a
+        quota.
         """
 
     def limits(self) -> dict[str, Any]:
         """Return `capacity_bytes` by path, `ttl_s` or None, and `quota_bytes` by namespace."""
 
     def expire(self) -> int:
-        """Remove chunks that were not used for `ttl`, now; return their number."""
+        """Remove chunks past `ttl` now; return their number."""
 
     def check(self) -> dict[str, Any]:
         """Cross-check index, eviction order, namespaces and space.
 
         Returns:
-            `keys`, `stored_bytes` on disk, `moving_bytes` in transfer or to be freed,
-            `reserved_bytes` of quotas, and `problems`, an empty list if all is well.
-
+            `keys`, `stored_bytes`, `moving_bytes`, `reserved_bytes`, and a list of `problems`.
         """
 
     def __enter__(self) -> Self: ...

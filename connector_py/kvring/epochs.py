@@ -12,8 +12,7 @@ def set_epoch(path: str | Path, name: str, *, index_path: str | Path | None = No
     """Begin an epoch of weights in an open store, also of another process (docs/how-to/weights.md).
 
     Raises:
-        KvRingError: The store is not open, or its owner cannot do it.
-        OSError: The owner cannot be asked.
+        KvRingError: The store is not open, or its owner refuses.
     """
     index = None if index_path is None else Path(index_path)
     if ask(Path(path), index, {"ask": "epoch", "name": name}) is None:

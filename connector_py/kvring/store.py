@@ -26,7 +26,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class ChunkError(KvRingError):
-    """A chunk was not stored, loaded or deleted. The message names its key and the reason.
+    """A chunk was not stored, loaded or deleted; it has `key` and `code`.
 
     Attributes:
         key: The key.
@@ -45,7 +45,7 @@ class ChunkError(KvRingError):
 
 
 class ChunkTimeoutError(ChunkError, TimeoutError):
-    """The time of a call is over. Its memory is in use until `close()`."""
+    """The time of a call is over."""
 
 
 class _Deadline:
@@ -70,11 +70,10 @@ class Store:
       `stats()["max_chunk_bytes"]`.
     - Memory is a contiguous buffer (bytes, bytearray, memoryview, numpy) or a CPU tensor of torch.
       Page-aligned memory is moved without a copy.
-    - A failure raises ChunkError. A `timeout_s` (0 to 3600) that passes raises ChunkTimeoutError;
-      then, as after a KeyboardInterrupt, the memory may be in use until `close()`, and the store
-      stays usable.
+    - A failure raises ChunkError, a `timeout_s` that passes ChunkTimeoutError. The memory is then
+      in use until `close()`, as after Ctrl-C; the store stays usable.
     - Threads may share a store. A fork may not use it, and may open another one.
-    - An unusable key or memory raises SubmitError, a call after `close()` ClosedError.
+    - A wrong key or buffer raises SubmitError, a call after `close()` ClosedError.
     """
 
     def __init__(

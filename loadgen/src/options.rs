@@ -36,7 +36,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "read",
         range: "read, write, rw, randread, randwrite, randrw, exists or delete",
-        meaning: "workload: GETs (read), SETs (write) or both (rw), in the order of the SETs or at random (rand...); exists looks keys up, delete removes each key once. All but write and randwrite first store every chunk, untimed",
+        meaning: "workload: GETs (read), SETs (write), both (rw), at random (rand...), EXISTS or DELETEs; all but write and randwrite first store every chunk, untimed",
         apply: |plan, value| {
             let pattern = Pattern::parse(&text(value)?);
             set(&mut plan.rw, pattern.ok_or_else(|| "it is not one of the choices".to_owned()))
@@ -47,7 +47,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "bytes",
         default: "1MiB",
         range: "a size from 1 byte to 2 GiB, a list such as 4k,64k or a range such as 4k-1m",
-        meaning: "chunk length; each key of a list has one of its lengths, of a range a multiple of its lower end",
+        meaning: "chunk length, or a list or range of lengths",
         apply: |plan, value| set(&mut plan.sizes, ChunkSizes::parse(&text(value)?)),
     },
     BenchOption {
@@ -95,7 +95,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "seconds",
         default: "0",
         range: "0 to 86400; 0 is no limit",
-        meaning: "duration; delete ends earlier, when all keys are gone",
+        meaning: "duration",
         apply: |plan, value| {
             let seconds = number(value)?;
             if !(0.0..=86400.0).contains(&seconds) {
@@ -133,7 +133,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "off",
         range: "'on' or 'off'",
-        meaning: "compare every loaded chunk with what was stored last, and load what was written again at the end, untimed; costs CPU time",
+        meaning: "compare loaded chunks with those stored; costs CPU time",
         apply: |plan, value| set(&mut plan.verify, switch(value)),
     },
     BenchOption {
@@ -141,7 +141,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "off",
         range: "'on' or 'off'",
-        meaning: "register the buffers with the store, so that the kernel skips page pinning; a refusal is logged",
+        meaning: "register the buffers with the store",
         apply: |plan, value| set(&mut plan.registered, switch(value)),
     },
     BenchOption {

@@ -198,27 +198,23 @@ fn is_for_want(error: &io::Error) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureCode {
-    /// `set_queue_bytes`, or the number of SETs, is used up, and nothing of the batch is queued. Action: none after short bursts;
-    /// otherwise a faster drive, more paths, or `admit: second_use`.
+    /// `set_queue_bytes`, or the number of SETs, is used up; nothing of the batch is queued. Action: if it lasts, a faster drive, more paths, or `admit: second_use`.
     QueueFull,
-    /// The capacity, the index or the file system has no space, and chunks that are read, leased or pinned cannot be evicted.
-    /// Action: raise `capacity`, free space, lower `min_free` or `lease_s`, unpin keys, or remove reflink copies of data files.
+    /// No space, and chunks are read, leased or pinned. Action: raise `capacity`, free space, unpin keys, remove reflink copies.
     NoSpace,
-    /// The quota of the namespace is used up, and none of its chunks can be evicted. Action: raise the quota.
+    /// The quota is used up by chunks that cannot be evicted. Action: raise it.
     QuotaFull,
-    /// The chunk is longer than `stats()["max_chunk_bytes"]`. Action: raise `capacity`, or store shorter chunks.
+    /// The chunk is longer than `stats()["max_chunk_bytes"]`. Action: raise `capacity`.
     TooLong,
-    /// Another key has the digest of this key, which is refused for an hour. Action: check where the keys come from.
+    /// Another key has this key's digest; it is refused for an hour. Action: check the source of the keys.
     Collision,
-    /// The path takes no change: the drive does not answer, the index file is not writable for 10 s, its pages are unreadable, the
-    /// I/O engine failed, or files of the store were moved. Action: repair what the message names; then reopen, if the log says so.
+    /// The drive does not answer, the index is unreadable or not writable for 10 s, the I/O engine failed, or files were moved. Action: repair the named cause.
     Unavailable,
-    /// The device or file system failed the write or the sync. Action: see the kernel's log; replace a drive whose errors recur.
+    /// The write or the sync failed. Action: see the kernel's log.
     Io,
     /// The connector was closed before the SET was done. Action: give `close()` more time.
     Closed,
-    /// The connector ended before the outcome was known: the chunk may be stored or not. Action: none; the next SET of the key
-    /// stores it.
+    /// The connector ended before the outcome was known. Action: none.
     Abandoned,
 }
 

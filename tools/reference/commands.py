@@ -7,13 +7,15 @@ from collections import Counter
 import click
 
 import kvring
+from kvring._native import bench_options
 from kvring.cli import kvring as group
-from tools.reference.markdown import linked, sections
+from tools.reference.markdown import linked, sections, table
 
 __all__ = ["page"]
 
 # Options that so many commands have are described once.
 _SHARED_BY = 3
+_Row = tuple[str, str]
 
 
 def page() -> str:
@@ -21,11 +23,9 @@ def page() -> str:
     context = click.Context(group, info_name="kvring")
     commands = {name: group.commands[name] for name in group.list_commands(context)}
     counted = Counter(
-        _option_text(command, option)
-        for command in commands.values()
-        for option in _options(command)
+        _row(command, option) for command in commands.values() for option in _options(command)
     )
-    shared = [text for text, count in counted.items() if count >= _SHARED_BY]
+    shared = [row for row, count in counted.items() if count >= _SHARED_BY]
     asking = ", ".join(
         f"`{name}`"
         for name, command in commands.items()
@@ -34,51 +34,55 @@ def page() -> str:
     introduction = [
         *_paragraphs(group.help),
         *_paragraphs(group.epilog),
-        f"{asking} ask before they remove something; without a terminal they need `--yes`.",
+        f"{asking} ask before they remove something.",
         "Options of several commands:",
-        "\n".join(shared),
+        table(("option", "effect"), shared),
     ]
-    parts = [_section(name, command, shared, context) for name, command in commands.items()]
+    parts = [_section(name, command, set(shared), context) for name, command in commands.items()]
     return sections("Commands", *introduction, *parts)
 
 
-def _section(name: str, command: click.Command, shared: list[str], parent: click.Context) -> str:
+def _section(name: str, command: click.Command, shared: set[_Row], parent: click.Context) -> str:
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     own, of_store, others = [], [], []
     for option in _options(command):
-        text = _option_text(command, option)
+        row = _row(command, option)
         if _is_of_store(option):
             of_store.append(f"`{option.opts[0]}`")
-        elif text in shared:
+        elif row in shared:
             others.append(f"`{option.opts[0]}`")
         else:
-            own.append(text)
+            own.append(row)
     if of_store:
-        own.append(f"- {', '.join(of_store)}: [options of a store](options.md).")
-    if others:
-        own.append(f"- {', '.join(others)}")
+        own.append((", ".join(of_store), "[options of a store](options.md)"))
     parts = [
-        f"## {name}\n",
-        f"    {usage}\n",
-        *(f"{paragraph}\n" for paragraph in _paragraphs(command.help)),
-        *own,
-        *(f"\n{paragraph}" for paragraph in _paragraphs(command.epilog)),
+        f"## {name}",
+        f"    {usage.replace(' [OPTIONS]', '')}",
+        *_paragraphs(command.help),
+        table(("option", "effect"), own).rstrip() if own else "",
+        f"Also {', '.join(others)}." if others else "",
+        *_paragraphs(command.epilog),
     ]
-    return "\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _options(command: click.Command) -> list[click.Option]:
     return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
 
 
-def _option_text(command: click.Command, option: click.Option) -> str:
-    """Return a line on an option, the same for each command that has the same one."""
-    name = option.opts[0]
+def _row(command: click.Command, option: click.Option) -> _Row:
+    """Return an option and its effect, the same for each command that has the same one."""
+    name, text = option.opts[0], option.help or ""
     if not option.is_flag:
-        name += f"={option.make_metavar(click.Context(command))}"
-    default = f" Default: {option.default}." if option.show_default else ""
-    return f"- `{name}`: {linked(option.help or '')}{default}"
+        values = option.make_metavar(click.Context(command))
+        # A bar ends a cell.
+        values = re.sub(r"^\[(.*)\]$", r"{\1}", values).replace("|", ",")
+        name += f"={values}"
+    default = option.default if option.show_default else None
+    if benchmarked := bench_options().get(option.name or ""):
+        text, default = benchmarked["meaning"], benchmarked["default"]
+    return f"`{name}`", linked(text) + (f" (default: {default})" if default else "")
 
 
 def _is_of_store(option: click.Option) -> bool:

@@ -8,8 +8,10 @@ import kvring
 from tools.reference.markdown import sections, table
 from tools.reference.rust import doc_comments, source
 
-__all__ = ["log_lines", "page"]
+__all__ = ["log_lines", "open_exceptions", "page"]
 
+_ERRORS: Final = "src/error.rs"
+_OPEN_ERROR: Final = "pub enum OpenError {"
 _OPEN: Final = """
 ## Why an open fails
 
@@ -31,8 +33,7 @@ then at doubled intervals up to 1 h. Each open logs a line per path, a warning i
 _URING: Final = """
 ## Where io_uring is refused
 
-With `engine: auto` kvring uses threads instead, and warns once. `engine: posix` does not warn;
-`engine: io_uring` fails the open.
+With `engine: auto` kvring then uses threads, and warns once; `engine: io_uring` fails the open.
 """
 
 
@@ -77,22 +78,36 @@ def _parted(comment: str) -> tuple[str, str]:
     """Part what a comment says into meaning and action."""
     meaning, found, action = comment.partition(" Action: ")
     assert found, comment
-    return meaning, action
+    return meaning, action[0].upper() + action[1:]
 
 
 def _reasons() -> list[tuple[str, ...]]:
-    arms = source("connector_py/src/errors.rs").partition("fn from_open")[2].partition("\n}\n")[0]
+    raised = _raised()
     rows = []
-    for variant, comment in doc_comments("src/error.rs", "pub enum OpenError {").items():
+    for variant, comment in doc_comments(_ERRORS, _OPEN_ERROR).items():
+        classes = ", ".join(f"`{name}`" for name in raised[variant])
+        rows.append((f"`{variant}`", classes, *_parted(comment)))
+    return rows
+
+
+def _raised() -> dict[str, list[str]]:
+    """Return the classes of exceptions in Python for each variant."""
+    arms = source("connector_py/src/errors.rs").partition("fn from_open")[2].partition("\n}\n")[0]
+    raised = {}
+    for variant in doc_comments(_ERRORS, _OPEN_ERROR):
         _, found, arm = arms.partition(f"OpenError::{variant}")
         assert found, variant
         classes = re.findall(r"(\w+Error)::new_err", arm)
-        raised = [classes[0].removeprefix("Py")]
-        if raised == ["OSError"]:
-            # The first of two: with an errno, and without.
-            raised.append(classes[1])
-        rows.append((f"`{variant}`", ", ".join(f"`{name}`" for name in raised), *_parted(comment)))
-    return rows
+        # That of the system is the first of two: with an errno, and without.
+        count = 2 if classes[0] == "PyOSError" else 1
+        raised[variant] = [name.removeprefix("Py") for name in classes[:count]]
+    return raised
+
+
+def open_exceptions() -> list[str]:
+    """Return the exceptions of kvring that only an open raises."""
+    names = {name for names in _raised().values() for name in names}
+    return sorted(names - {"OSError", "KvRingError"})
 
 
 def _codes() -> list[tuple[str, ...]]:

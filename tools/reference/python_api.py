@@ -5,7 +5,8 @@ import re
 from typing import Final
 
 import kvring
-from tools.reference.markdown import linked, sections
+from tools.reference.errors import open_exceptions
+from tools.reference.markdown import linked, sections, table
 from tools.reference.rust import source
 
 __all__ = ["page"]
@@ -23,8 +24,6 @@ with kvring.open("/mnt/nvme/kvring", "500GiB", ttl="7d") as store:
 """
 _STUB: Final = "connector_py/kvring/_native.pyi"
 _STORE: Final = "connector_py/kvring/store.py"
-# Their names say it.
-_PLAIN: Final = ("key", "keys")
 
 
 def page() -> str:
@@ -32,6 +31,7 @@ def page() -> str:
     stub, store = (_Module(path) for path in (_STUB, _STORE))
     epochs = _Module("connector_py/kvring/epochs.py")
     functions = [
+        store.function("open"),
         stub.function("build_info"),
         stub.function("options"),
         epochs.function("set_epoch"),
@@ -39,15 +39,12 @@ def page() -> str:
     return sections(
         "Python API",
         _INTRODUCTION,
-        store.function("open").replace("`open", "`kvring.open"),
         "## Store",
         *store.class_members("Store"),
         "## Connector",
         *stub.class_members("Connector"),
-        "## RegisteredMemory",
-        *stub.class_members("RegisteredMemory"),
         "## Functions",
-        *functions,
+        table(("function", "effect"), functions),
         "## Exceptions",
         _exceptions(stub, store),
     )
@@ -75,8 +72,8 @@ class _Module:
         node = self._all.get(name)
         return node if isinstance(node, ast.ClassDef) else None
 
-    def function(self, name: str) -> str:
-        """Return what a function does."""
+    def function(self, name: str) -> tuple[str, str]:
+        """Return a function, and what it does."""
         node = self._all[name]
         assert isinstance(node, ast.FunctionDef)
         return self._described(node)
@@ -87,16 +84,17 @@ class _Module:
         assert node is not None
         members = [one for one in node.body if isinstance(one, ast.FunctionDef)]
         public = [one for one in members if not one.name.startswith("_") and ast.get_docstring(one)]
-        return [_rendered(ast.get_docstring(node) or ""), *map(self._described, public)]
+        rows = [self._described(one) for one in public]
+        return [_rendered(ast.get_docstring(node) or ""), table(("method", "effect"), rows)]
 
-    def _described(self, node: ast.FunctionDef) -> str:
+    def _described(self, node: ast.FunctionDef) -> tuple[str, str]:
         is_property = any(ast.unparse(one) == "property" for one in node.decorator_list)
         name = node.name if is_property else f"{node.name}({self._parameters(node.args)})"
         result = ast.unparse(node.returns) if node.returns else "Any"
         # A longer one is in the text.
         if result not in ("Any", "None") and " " not in result:
             name += f" -> {result}"
-        return f"**`{name}`**\n\n{_rendered(ast.get_docstring(node) or '')}"
+        return f"`{name}`", _in_one_line(ast.get_docstring(node) or "")
 
     def _parameters(self, arguments: ast.arguments) -> str:
         """Return parameters without their types."""
@@ -110,21 +108,23 @@ class _Module:
         return ast.unparse(arguments).removeprefix("self, ").removeprefix("self")
 
 
-def _rendered(docstring: str) -> str:
-    """Return a docstring as text and lists."""
-    text, *parts = re.split(r"\n\n?(Args|Returns|Raises|Attributes):\n", docstring)
-    lines = [linked(_joined(text))]
-    items = []
+def _in_one_line(docstring: str) -> str:
+    """Return what a function does, returns and raises."""
+    text, *parts = re.split(r"\n\n?(Returns|Raises):\n", docstring)
+    lines = [text]
     for title, body in zip(parts[::2], parts[1::2], strict=True):
         if title == "Returns":
-            items.append(f"- Returns {' '.join(body.split())}")
+            body = body.strip()
+            lines.append(f"Returns {body if body[0] == '`' else body[0].lower() + body[1:]}")
             continue
-        verb = "Raises " if title == "Raises" else ""
-        for name, meaning in re.findall(r"^ {4}\*{0,2}(\w+): ((?:.|\n(?: {5}|$))*)", body, re.M):
-            if name in _PLAIN:
-                continue
-            items.append(f"- {verb}`{name}`: {linked(' '.join(meaning.split()))}")
-    return "\n\n".join([*lines, "\n".join(items)] if items else lines)
+        for name, meaning in re.findall(r"^ {4}(\w+): ((?:.|\n(?: {5}|$))*)", body, re.M):
+            lines.append(f"Raises `{name}`: {meaning}")
+    return linked(" ".join(" ".join(lines).split()))
+
+
+def _rendered(docstring: str) -> str:
+    """Return what a class is."""
+    return linked(_joined(docstring.partition("\n\nAttributes:\n")[0]))
 
 
 def _joined(text: str) -> str:
@@ -138,11 +138,17 @@ def _joined(text: str) -> str:
 
 def _exceptions(*modules: _Module) -> str:
     """Return a list of the exceptions that the package exports."""
-    lines = []
+    of_opens = open_exceptions()
+    rows = [
+        (
+            ", ".join(f"`{name}`" for name in of_opens),
+            "[Why an open fails](errors.md#why-an-open-fails)",
+        )
+    ]
     for name in kvring.__all__:
         for node in filter(None, (module.class_of(name) for module in modules)):
-            if name.endswith("Error"):
+            if name.endswith("Error") and name not in of_opens:
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
-                text = _rendered(ast.get_docstring(node) or "").replace("\n\n", " ")
-                lines.append(f"- `{name}({bases})`: {text}".split("\n- ")[0])
-    return "\n".join(lines)
+                text = _rendered(ast.get_docstring(node) or "").partition("\n\n")[0]
+                rows.append((f"`{name}({bases})`", text))
+    return table(("exception", "meaning"), rows)

@@ -36,7 +36,7 @@ _READER_GONE = 128 + signal.SIGPIPE
 _ONLY_SHOW: Final = {"config", "info", "ls", "size", "stats", "top", "usage"}
 
 _HELP = """
-Configure, watch and maintain kvring, a local-NVMe tier for LMCache, vLLM and SGLang.
+Configure, watch and maintain stores of kvring.
 
 Start with these five commands:
 
@@ -49,11 +49,10 @@ Start with these five commands:
 """
 
 _EPILOG = """
-Exit status of every command: 0 on success, 1 if something is broken or failed, 2 for wrong
-arguments, 3 for warnings (doctor), 4 if a part is done, 128 + n after signal n.
+Exit status: 0 on success, 1 if something is broken or failed, 2 for wrong arguments, 4 if a part is
+done, 128 + n after signal n.
 
-Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)" in ~/.bashrc; zsh_source and
-fish_source likewise.
+Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)", or zsh_source, fish_source.
 """
 
 

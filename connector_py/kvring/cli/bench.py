@@ -30,14 +30,13 @@ _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 _DESCRIPTION = """
 Benchmark kvring on a drive with fio-style options.
 
-It uses a new store below --path, and removes it at the end, also after Ctrl-C; the next run removes
-that of a killed one. Other stores are not touched.
+It uses a new store below --path, and removes it at the end; the next run removes that of a killed
+one. Other stores are not touched.
 """
 
 _EPILOG = """
-An operation is one key. Latency is that of a batch, from submit until its completion is drained. MB
-are 1e6 bytes; in --bs and --size 64k and 64KiB are 65,536 bytes, 64kB are 64,000. A miss is no
-error.
+Latency is that of a batch, from submit until its completion is drained. MB are 1e6 bytes; in --bs
+and --size 64k and 64KiB are 65,536 bytes.
 """
 
 
@@ -100,8 +99,7 @@ def _with_options(command: Any) -> Any:
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Other option of the store; repeat it for several: "
-    + ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path")),
+    help="Option of the store (docs/reference/options.md); repeat it for several.",
 )
 @json_option
 @click.option(

@@ -72,7 +72,7 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     type=click.Choice(["lmcache", "vllm", "sglang"]),
     default="lmcache",
     show_default=True,
-    help="Program to configure: LMCache's server with a vLLM, or vLLM or SGLang without LMCache.",
+    help="Program: LMCache's server, or vLLM or SGLang without LMCache.",
 )
 @click.option(
     "--type",
@@ -98,34 +98,32 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     default=64,
     show_default=True,
     metavar="GB",
-    help="CPU memory above the store, for SGLang that of each rank.",
+    help="CPU memory above the store; of SGLang per rank.",
 )
 @click.option(
     "--model",
     type=ReadablePath(exists=True, path_type=Path),
     metavar="DIRECTORY",
-    help="Directory or config.json of the model of --for vllm: shows the least --l1-size-gb.",
+    help="Model directory or config.json, to check --l1-size-gb for vLLM.",
 )
 @click.option(
     "--max-model-len",
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    help="Value of vLLM's --max-model-len, by default that of the model's config.json.",
+    help="The same of vLLM, by default as in the model's config.json.",
 )
-@click.option(
-    "--huge-pages", is_flag=True, help="Use huge pages for the memory of LMCache's server."
-)
+@click.option("--huge-pages", is_flag=True, help="Use huge pages for it, with LMCache.")
 @_form("json", "Print the JSON alone.")
 @_form("systemd", "Print a systemd unit.")
 @_form("docker", "Print a Docker command.")
 @_form("kubernetes", "Print a Kubernetes manifest.")
-@_form("seccomp", "Print a seccomp profile that allows io_uring, without PATH and CAPACITY.")
+@_form("seccomp", "Print a seccomp profile with io_uring, without PATH.")
 @click.option(
     "--seccomp-base",
     "base",
     type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="Print this seccomp profile plus io_uring, such as Docker's default.json.",
+    help="Print this profile plus io_uring, such as Docker's default.json.",
 )
 @click.pass_context
 def config(
@@ -144,10 +142,9 @@ def config(
 ) -> int:
     """Print the configuration and commands that start LMCache's server, vLLM or SGLang.
 
-    CAPACITY is that of each PATH: a size such as 500GiB, or 'all' of a block device; one for all
-    paths, or one per path, separated by commas. With LMCache's server the last command starts a
-    vLLM that uses it. It sets require_mount for a directory below a mount other than /. It opens
-    and makes nothing.
+    CAPACITY is a size such as 500GiB, or 'all' of a block device: one for all paths, or one per
+    path, separated by commas. The last command for LMCache starts a vLLM. A directory below a mount
+    gets require_mount. Nothing is opened or made.
     """
     form = context.meta.get(_FORM)
     if base is not None or form == "seccomp":

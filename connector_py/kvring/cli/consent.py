@@ -27,9 +27,7 @@ _REASONS = {
 def consent_options(command: Any) -> Any:
     """Give a command that may remove chunks the options `yes` and `dry_run`."""
     yes = click.option("--yes", is_flag=True, help="Remove without asking.")
-    dry_run = click.option(
-        "--dry-run", is_flag=True, help="Show what would be removed, and change nothing."
-    )
+    dry_run = click.option("--dry-run", is_flag=True, help="Show what would be removed.")
     return yes(dry_run(command))
 
 

@@ -34,9 +34,7 @@ Exit status: 1 if the archive is truncated, 4 if damaged chunks are left out.
 @click.command("export", epilog=_EPILOG, short_help="Write chunks to a tar archive.")
 @store_paths
 @index_path_option
-@click.option(
-    "--namespace", metavar="NAME", help="Export only this namespace: model, or model@salt."
-)
+@click.option("--namespace", metavar="NAME", help="Export only this namespace.")
 @click.option(
     "--output",
     "target",
@@ -54,9 +52,7 @@ def export_command(
 ) -> int:
     """Write the chunks of the store at PATH to a tar archive, each with its checksum.
 
-    The store may be open; chunks that it removes meanwhile are missing. Damaged chunks are left out
-    and named. Their number goes to standard error.
-
+    The store may be open. Chunks that it removes meanwhile are missing, damaged ones are named.
     """
     for path in paths:
         facts_of(path, index_path)

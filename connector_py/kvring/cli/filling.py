@@ -48,11 +48,10 @@ def _store_to_fill(command: Any) -> Any:
     help="Archive; by default standard input.",
 )
 def import_command(source: str, **arguments: Any) -> int:
-    """Store the chunks of an archive of `kvring export` in the store at PATH, which may be new.
+    """Store the chunks of an archive of `kvring export` in the store at PATH.
 
-    The store must be closed. Each chunk is verified. A truncated archive is imported as far as it
-    goes. Without --yes nothing is evicted: chunks without room are named.
-
+    The store may be new, and must be closed. Each chunk is verified; a truncated archive is
+    imported as far as it goes. Without --yes nothing is evicted.
     """
     faults: list[str] = []
     with click.open_file(source, "rb") as stream:
@@ -80,9 +79,8 @@ def import_command(source: str, **arguments: Any) -> int:
 def adopt(directory: Path, move: bool, **arguments: Any) -> int:
     """Store the files of LMCache's fs or fs_native in DIRECTORY, its base_path.
 
-    Stop LMCache first; the store at PATH may be new, and must be closed. The newest file is evicted
-    last. Without --yes nothing is evicted: files without room are named, and stay.
-
+    Stop LMCache first. The store at PATH may be new, and must be closed. Without --yes nothing is
+    evicted: files without room stay.
     """
     found, others = chunk_files(directory)
     if not found:

@@ -30,8 +30,8 @@ _EPILOG = "Exit status: 0 if the device is blank now, else 1."
 def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
     """Erase the block device DEVICE, so that the next open makes a store there.
 
-    It shows what it finds, erases the first and last MiB, and discards the device if it can. It
-    refuses a device in use or with a store. A blank device needs no format.
+    It erases the first and last MiB, and discards the device if it can. It refuses a device in use
+    or with a store. A blank device needs no format.
     """
 
     def agree(found: str) -> bool:

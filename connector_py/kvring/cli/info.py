@@ -72,10 +72,8 @@ def _document(path: Path, chunks: StoredChunks) -> dict[str, Any]:
 def usage(paths: tuple[Path, ...], index_path: Path | None, dwpd: float, as_json: bool) -> int:
     """Show the space of each namespace of the store at PATH: model, or model@salt.
 
-    It reads the index as info does. The owner of an open store also reports the bytes written to
-    each drive since the open, and those that admit and write_budget saved. The drive life is the
-    time until size x --dwpd x 365 days x 5 years is written at this rate; writes of the index, the
-    file system and other programs are not counted.
+    It reads the index as info does. The owner of an open store reports the bytes written to each
+    drive, and those that admit and write_budget saved. The drive life counts writes of chunks only.
     """
     found = _no_namespaces()
     read, faults = look_at_each(paths, index_path, lambda _, chunks: _add_chunks(found, chunks))

@@ -24,7 +24,7 @@ _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
 @store_paths
 @index_path_option
 @json_option
-@click.option("--namespace", metavar="NAME", help="List only this namespace: model, or model@salt.")
+@click.option("--namespace", metavar="NAME", help="List only this namespace.")
 @click.option("--key-prefix", metavar="TEXT", default="", help="List only keys with this prefix.")
 @click.option(
     "--file",
@@ -42,9 +42,8 @@ def ls(
 ) -> int:
     """List the chunks of the store at PATH.
 
-    It reads the index as info does. AGE is the time since the SET, UNUSED that since the last use;
-    uses show a few seconds late. With --json each chunk is a line, with Unix times in ms, and with
-    its offset in the file in layout 'extents'. Defects of the index go to standard error.
+    It reads the index as info does. AGE is the time since the SET, UNUSED that since the last use.
+    --json has a line per chunk, with Unix times in ms. Defects of the index go to standard error.
     """
     name = Path(file_name).name if file_name else None
     if namespace is not None:

@@ -101,7 +101,7 @@ capacities_option = click.option(
     type=SIZE,
     required=True,
     multiple=True,
-    help="Capacity of each path: once for all paths, or once per path, in their order.",
+    help="Capacity of each path: once for all, or once per path in their order.",
 )
 
 

@@ -32,10 +32,10 @@ Exit status: 4 if pinned chunks stay.
 @click.option(
     "--namespace",
     metavar="NAME",
-    help="Namespace: model, or model@salt; '' has the keys of another form.",
+    help="Remove model or model@salt; '' has keys of another form.",
 )
 @click.option(
-    "--model", metavar="NAME", help="Model: all its namespaces, of any salt, identity and engine."
+    "--model", metavar="NAME", help="Remove all namespaces of a model: any salt, identity, engine."
 )
 @consent_options
 @json_option

@@ -44,8 +44,8 @@ def resize(
     """Change the capacity of the store at PATH, a directory, and give space back.
 
     It evicts all chunks of the data files that go. The owner of an open store does it, and keeps
-    pinned chunks. Several paths keep their ratio. Change the capacity in LMCache's JSON too, for
-    the next open.
+    pinned chunks. Several paths keep their ratio. The next open takes the capacity of LMCache's
+    JSON.
     """
     capacity = capacity_of_each(paths, capacities)
     for path in paths:

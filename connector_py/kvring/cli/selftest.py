@@ -44,7 +44,7 @@ def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) 
     default="tcp://localhost:5555",
     show_default=True,
     metavar="URL",
-    help="Address where engines connect: the server's --port.",
+    help="Address of the server's --port.",
 )
 @click.option(
     "--http",
@@ -53,14 +53,14 @@ def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) 
     default="http://localhost:8080",
     show_default=True,
     metavar="URL",
-    help="Address of the server's HTTP port: its --http-port.",
+    help="Address of its --http-port.",
 )
 @click.option(
     "--vllm",
     "vllm_url",
     callback=_web,
     metavar="URL",
-    help="Test this vLLM instead, such as http://localhost:8000; it has the store at PATH.",
+    help="Test this vLLM instead, which has the store at PATH.",
 )
 @click.argument("path", required=False, type=STORE_PATH)
 @json_option
@@ -69,14 +69,9 @@ def selftest(
 ) -> int:
     """Send a chunk through a running `lmcache server` into kvring and back, and time each step.
 
-    It stores a chunk as an engine does, waits until kvring has it, drops it from L1, loads it as
-    another engine, and compares the bytes. The chunk is of the model test-model, has 8 MiB with
-    LMCache's default of 256 tokens, and is removed. Run it on the server's machine, as its user and
-    with its Python.
-
-    With --vllm it sends a random prompt twice, and resets vLLM's prefix cache in between; vLLM
-    needs VLLM_SERVER_DEV_MODE=1. The owner's counters show whether kvring answered. The chunks
-    stay.
+    The chunk is of the model test-model, and is removed. Run it on the server's machine, as its
+    user and with its Python. With --vllm it sends a random prompt twice, and resets vLLM's prefix
+    cache in between; vLLM needs VLLM_SERVER_DEV_MODE=1, and the chunks stay.
     """
     if (vllm_url is None) != (path is None):
         raise WrongArguments("--vllm URL goes with the PATH of its store, and PATH with --vllm")

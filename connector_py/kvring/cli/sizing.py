@@ -43,11 +43,11 @@ def size(
     chunk_size: int | None,
     as_json: bool,
 ) -> int:
-    """Estimate the hit ratio of other capacities, from the open store at PATH or from a trace.
+    """Estimate the hit ratio of other capacities.
 
-    Of a store it shows the hit ratio since the open, and that of 1.5 times and twice the capacity
-    with its own eviction. With admit = adaptive these are low, as a larger store admits more. Of a
-    trace it shows that of any capacity with LRU, for hits from the beginning of each request.
+    Of the open store at PATH it shows that since the open, and that of 1.5 times and twice the
+    capacity; these are low with admit = adaptive. Of a trace it shows that of any capacity with
+    LRU.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

@@ -25,9 +25,9 @@ Exit status: 0 if every path is healthy, else 1.
 def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
     """Show in one line per PATH whether it is healthy, why not, and what to type next.
 
-    It asks the owner, and reads the disk; it reports a dead or stuck one within two seconds.
-    States: healthy, not open, no store, dead disk, stuck disk, damaged index, failing, full,
-    read-only, path missing, renamed, another user's; killed, stopped or silent owner.
+    It reports a dead or stuck disk within two seconds. States: healthy, not open, no store, dead
+    disk, stuck disk, damaged index, failing, full, read-only, path missing, renamed, another
+    user's; killed, stopped or silent owner.
     """
     looks = [HealthLook(path, index_path) for path in paths]
     # Each waits for owners and disks that may not answer.

@@ -60,7 +60,7 @@ class _Findings:
 @click.option(
     "--repair",
     is_flag=True,
-    help="Remove damaged chunks and torn records of a closed store; takes all its paths.",
+    help="Remove what is damaged from a closed store; takes all its paths.",
 )
 @json_option
 def verify(

@@ -5,31 +5,31 @@
 pub struct Recovery {
     /// Whether there was no store before.
     pub is_new: bool,
-    /// Whether the last owner closed the store; true for a new one.
+    /// Whether the last owner closed the store, or it is new.
     pub clean_shutdown: bool,
     /// Why the whole index was discarded, if it was.
     pub reset: Option<String>,
-    /// Whether the index file was too short; records behind its end are lost.
+    /// Whether the index file was too short.
     pub truncated: bool,
     /// Chunks that are stored.
     pub kept: u64,
-    /// Of these, chunks to verify when idle, after an owner that did not close the store.
+    /// Of these, chunks to verify when idle.
     pub to_verify: u64,
     /// Records discarded: corrupt, or without a part of their key.
     pub torn: u64,
-    /// Index pages with I/O errors; the chunks of their records are misses.
+    /// Index pages with I/O errors.
     pub unreadable_pages: u64,
     /// Records discarded: their extent or chunk file does not exist.
     pub out_of_range: u64,
-    /// Records discarded: their extent overlaps with that of a younger one.
+    /// Records discarded: a younger one has their space.
     pub overlapping: u64,
     /// Records discarded: the key has a younger one.
     pub duplicate: u64,
     /// Chunks discarded: not used for longer than `ttl`.
     pub expired: u64,
-    /// Chunks discarded: their keys belong to another path, as paths or capacities changed.
+    /// Chunks discarded: their keys belong to another path now.
     pub moved: u64,
-    /// Chunks discarded: their path was away while the others were in use.
+    /// Chunks discarded: their path was away.
     pub stale: u64,
     /// Chunk files without a record, removed.
     pub orphans: u64,

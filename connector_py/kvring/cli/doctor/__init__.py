@@ -48,16 +48,15 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 @click.option(
     "--clean-shm",
     is_flag=True,
-    help="Only remove files of a killed vLLM from /dev/shm that no process uses.",
+    help="Only remove unused files of a killed vLLM from /dev/shm (on the host).",
 )
 @json_option
 def doctor(path: Path | None, capacity: str | None, clean_shm: bool, as_json: bool) -> int:
     """Check the machine and the place of a store at PATH; print a remedy for each finding.
 
     Run it as the server runs: same user, container and limits. It checks versions, io_uring,
-    limits, memory and /dev/shm; with PATH also the file system, free space, rights, the device, the
-    store, and the drives below (smartctl). It tests a small store in a new directory below PATH,
-    and removes it. Where containers share /dev/shm, run --clean-shm on the host.
+    limits, memory, file system, free space, rights, device, store and drives (smartctl), and tests
+    a small store in a new directory below PATH.
     """
     if clean_shm and path is not None:
         raise WrongArguments("--clean-shm goes without PATH: it looks at /dev/shm alone")
