@@ -83,7 +83,7 @@ def _parted(comment: str) -> tuple[str, str]:
 
 def _reasons() -> list[tuple[str, ...]]:
     raised = _raised()
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for variant, comment in doc_comments(_ERRORS, _OPEN_ERROR).items():
         classes = ", ".join(f"`{name}`" for name in raised[variant])
         rows.append((f"`{variant}`", classes, *_parted(comment)))

@@ -26,7 +26,7 @@ since the open.
 
 With prometheus_client installed, each open store registers in the default registry, which LMCache's
 `/metrics` prints. All have the label `store`, the first path. A name in code is one of
-[stats()](#counters-in-stats); a label has a value for each.
+[stats()](#counters-in-stats), of which a label has one for each value.
 """
 _SHARED: Final = """
 ## Metrics of a shared tier
@@ -134,7 +134,7 @@ def _metrics(families: Iterable[Metric]) -> str:
         found = SOURCES.get(family.name)
         meaning = f"`{found}`" if isinstance(found, str) else family.documentation
         if isinstance(found, dict):
-            meaning = ", ".join(f"{value}: `{source}`" for value, source in found.items())
+            meaning = ", ".join(f"{value}=`{source}`" for value, source in found.items())
         kind = f" ({family.type})" if family.type in ("histogram", "summary") else ""
         rows.append((f"`{name}`", labels, f"{meaning}{kind}"))
     if not any(labels for _, labels, _ in rows):
