@@ -234,7 +234,7 @@ class Connector:
     - Loads have priority: SETs wait for loads up to about 1 s.
     - A store has one owner. In a fork every call is refused.
     - An exit without `close()` is like a crash: no completed operation is lost.
-    - After `close()` calls raise ClosedError, except those that report counters, or drain.
+    - After `close()` calls raise ClosedError, except those of statistics, epochs and completions.
     """
 
     def __new__(cls, path: Paths, capacity: Capacities, **options: Any) -> Self:

@@ -231,7 +231,13 @@ def _shown(key: str) -> str:
 def open(  # noqa: A001 - as in gzip and tarfile
     path: Paths, capacity: Capacities, **options: "Unpack[StoreOptions]"
 ) -> Store:
-    """Open a store, or make one. Its `path`, `capacity` and options: docs/reference/options.md.
+    """Open a store, or make one; docs/reference/options.md describes the options.
+
+    Args:
+        path: Directory or block device, or a list of them that share the keys.
+        capacity: Maximum bytes on disk at each path: a number, a string such as "500GiB", or "all"
+            of a block device.
+        **options: `help(kvring.Store)` lists them.
 
     Raises:
         KvRingError: docs/reference/errors.md has all reasons and their classes.

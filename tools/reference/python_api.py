@@ -110,12 +110,15 @@ class _Module:
 
 def _in_one_line(docstring: str) -> str:
     """Return what a function does, returns and raises."""
-    text, *parts = re.split(r"\n\n?(Returns|Raises):\n", docstring)
+    text, *parts = re.split(r"\n\n?(Args|Returns|Raises):\n", docstring)
     lines = [text]
     for title, body in zip(parts[::2], parts[1::2], strict=True):
         if title == "Returns":
             body = body.strip()
             lines.append(f"Returns {body if body[0] == '`' else body[0].lower() + body[1:]}")
+            continue
+        if title == "Args":
+            # They are in help(); most say it by their names.
             continue
         for name, meaning in re.findall(r"^ {4}(\w+): ((?:.|\n(?: {5}|$))*)", body, re.M):
             lines.append(f"Raises `{name}`: {meaning}")
