@@ -124,10 +124,10 @@ impl From<&StoreError> for FailureReason {
 #[derive(Debug, Error)]
 #[allow(missing_docs, reason = "the message of each error names its fields")]
 pub enum OpenError {
-    /// An option is unknown, missing, invalid, or does not fit the path. Action: see the range in the message.
+    /// An option is unknown, missing, invalid, or unfit for the path. Action: see the message.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// io_uring is refused (`engine: io_uring`), or no thread or memory is left. Action: see the cause in the message.
+    /// io_uring is refused (`engine: io_uring`), or no thread or memory is left. Action: see the message.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// Another live connector has the store open. Action: close it in that process.

@@ -48,31 +48,31 @@ counters! {
     set_stored,
     /// SETs of bytes that were stored already.
     set_unchanged,
-    /// SETs not written, as their key was deleted first.
+    /// SETs whose key was deleted first.
     set_deleted,
-    /// SETs that failed, by any code.
-    set_failed,
     /// SETs accepted.
     set_queued,
-    /// Of `set_unchanged`, SETs joined with an identical queued one.
+    /// Of `set_unchanged`, those joined with a queued SET.
     set_coalesced,
-    /// Of `set_failed`, code `queue_full`.
+    /// SETs that failed; of these by code:
+    set_failed,
+    /// Code `queue_full`.
     set_rejected_queue_full,
-    /// Of `set_failed`, code `no_space`.
+    /// Code `no_space`.
     set_no_space,
-    /// Of `set_failed`, code `quota_full`.
+    /// Code `quota_full`.
     set_quota_full,
-    /// Of `set_failed`, code `too_long`.
+    /// Code `too_long`.
     set_too_long,
-    /// Of `set_failed`, code `collision`.
+    /// Code `collision`.
     set_collision,
-    /// Of `set_failed`, code `unavailable`.
+    /// Code `unavailable`.
     set_unavailable,
-    /// Of `set_failed`, code `io`.
+    /// Code `io`.
     set_io_error,
-    /// Of `set_failed`, code `closed`.
+    /// Code `closed`.
     set_closed,
-    /// Of `set_failed`, code `abandoned`.
+    /// Code `abandoned`.
     set_abandoned,
     /// Keys that lookups found (EXISTS or prefix).
     exists_hits,
@@ -98,7 +98,7 @@ counters! {
     read_dropped,
     /// SETs with an I/O error.
     write_errors,
-    /// Writes retried: I/O or sync error with `persistent`, or ENOSPC.
+    /// Writes retried (`persistent`, ENOSPC).
     write_retries,
     /// Writes that failed after all retries.
     write_retries_exhausted,
@@ -132,9 +132,9 @@ counters! {
     set_over_write_budget,
     /// Payload of these.
     over_write_budget_bytes,
-    /// Keys refused for an hour, as another key has their digest.
+    /// Keys with the digest of another key.
     hash_collision,
-    /// Misses of chunks stored with another dtype, shape, weights or epoch.
+    /// Misses of chunks of another dtype, shape, weights or epoch.
     other_variant,
     /// Transfers sent to the device.
     transfers,
@@ -185,13 +185,13 @@ macro_rules! path_stats {
         pub struct PathStats {
             /// The path, as given.
             pub path: PathBuf,
-            /// Whether it is in use; if not, its keys are misses, and it counts in no sum.
+            /// Whether it is in use; else it counts in no sum.
             pub in_use: bool,
             /// Why it failed, else empty. The last path stays in use.
             pub reason: String,
-            /// Current failure, with the age of the oldest silent transfer, else empty.
+            /// Current failure, else empty.
             pub trouble: String,
-            /// Whether the drive answers nothing; operations that were not started fail.
+            /// Whether the drive answers nothing.
             pub stuck: bool,
             /// A slow drive, or a path without hits, else empty.
             pub note: String,
@@ -199,11 +199,11 @@ macro_rules! path_stats {
             pub last_error: String,
             /// Its Unix time in ms, else 0.
             pub last_error_ms: u64,
-            /// Payload written since the open, also before the path failed.
+            /// Payload written since the open.
             pub written_bytes: u64,
             /// Write streams in use.
             pub write_streams: Vec<StreamUse>,
-            /// I/O engine and its flags; of several paths each different one.
+            /// I/O engine and its flags.
             pub engine: String,
             /// Geometry of the path.
             pub geometry: Geometry,
@@ -256,7 +256,7 @@ path_stats! {
     would_hit_at_2x,
     /// SETs of remembered keys, which were evicted or not admitted.
     returned_keys,
-    /// Paths that were written to and not hit, 1 h or more after the open.
+    /// Paths that were written to and not hit in 1 h.
     unused,
 }
 
@@ -307,9 +307,9 @@ pub struct LatencyHistogram {
 pub struct Stats {
     /// Seconds since the open.
     pub open_s: u64,
-    /// Worth of an unused chunk that `eviction: adaptive` learnt, in doublings of uses; of namespaces without a quota.
+    /// Worth of an unused chunk that `eviction: adaptive` learnt, in doublings of uses.
     pub eviction_bonus: f64,
-    /// Share of requests whose new chunks `admit: adaptive` stores, else 1; of namespaces without a quota.
+    /// Share of requests whose new chunks `admit: adaptive` stores, else 1.
     pub admitted_share: f64,
     /// Longest chunk that a SET stores.
     pub max_chunk_bytes: u64,
@@ -321,7 +321,7 @@ pub struct Stats {
     pub set_queued_bytes: u64,
     /// Registered memory.
     pub registered_bytes: u64,
-    /// Of `transfers`, those inside registered memory, without page pinning.
+    /// Of `transfers`, those inside registered memory.
     pub transfers_fixed: u64,
     /// I/O threads that work now.
     pub io_threads: u64,

@@ -265,8 +265,8 @@ class Connector:
     ) -> int:
         """Store chunks: True per key that is stored, has these bytes already, or is not admitted.
 
-        A batch beyond `set_queue_bytes` or 131,072 keys fails at once with "queue_full", if the
-        queue is not empty. `variants` are 32-bit fingerprints (docs/how-to/weights.md).
+        A batch beyond `set_queue_bytes` or 131,072 keys fails with "queue_full", if others are
+        queued. `variants`: docs/how-to/weights.md.
         """
 
     def submit_batch_get(self, keys: list[str], memoryviews: Sequence[Memory]) -> int:
@@ -287,15 +287,14 @@ class Connector:
         """Return the same with a code of `FAILURE_CODES` in the place of ok; None on success."""
 
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
-        """Finish the queue, make all durable, release memory, and close the store.
+        """Finish the queue, make all durable, and close the store, in `timeout_s` plus 1 s at most.
 
-        It takes `timeout_s` plus 1 s at most, whatever the drive does, of that `drain_s`, by
-        default half, for the queue. What is left of the queue is dropped.
+        `drain_s` of that, by default half, is for the queue, whose rest is dropped.
 
         Returns:
             `shutdown_clean`; `partial_flush`, `abandoned`: operations dropped; `memory_held`: the
             kernel has buffers, which must stay mapped; `timed_out`: threads continue, and keep the
-            store locked; `not_durable`: SETs and removals that power loss may undo, at most.
+            store locked; `not_durable`: SETs and removals that power loss may undo.
         """
 
     @property
@@ -359,8 +358,7 @@ class Connector:
     ) -> RegisteredMemory:
         """Register memory until `close()` of the result: transfers in it need no page pinning.
 
-        Memory by address and `length_bytes` must stay mapped. It counts against RLIMIT_MEMLOCK. A
-        refusal is logged.
+        It counts against RLIMIT_MEMLOCK. Memory by address must stay mapped.
         """
 
     def purge(self, namespace: str) -> dict[str, Any]:
@@ -382,8 +380,7 @@ class Connector:
     ) -> None:
         """Change limits until the next open; evict what is beyond them in the background.
 
-        Several capacities keep their ratio; a block device keeps its capacity. "none" removes a
-        quota.
+        Several capacities keep their ratio. "none" removes a quota.
         """
 
     def limits(self) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         yield family
     streams = CounterMetricFamily(
         "kvring_stream_written_bytes",
-        "Chunks written to a write stream of the drive, in whole blocks.",
+        "Bytes written to a write stream, in whole blocks.",
         labels=["store", "path", "stream", "content"],
     )
     for store, path in paths:
@@ -278,7 +278,7 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
 def _namespaces(stores: list[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[Metric]:
     taken = GaugeMetricFamily(
         "kvring_namespace_bytes",
-        f"Disk space of the largest {_MOST_NAMESPACES} namespaces, and of the others together.",
+        f"Disk space of the largest {_MOST_NAMESPACES} namespaces, and of the others.",
         labels=["store", "namespace"],
     )
     for store, usage in stores:
@@ -295,12 +295,12 @@ def _namespaces(stores: list[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator
 def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
     found = GaugeMetricFamily(
         "kvring_recovered_records",
-        "Records that the open found, by what became of them (recovery).",
+        "Numbers of recovery.",
         labels=["store", "outcome"],
     )
     reset = GaugeMetricFamily(
         "kvring_index_reset",
-        "1 if the open lost the whole index of a path; the log has the reason.",
+        "1 if the open lost the whole index of a path.",
         labels=["store"],
     )
     for path, store in stores:
@@ -316,7 +316,7 @@ def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
 def _latencies(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
     family = HistogramMetricFamily(
         "kvring_latency_seconds",
-        "Latency of operations: in the queue, in the drive, and from submit to answer.",
+        "Latency of operations.",
         labels=["store", "op", "phase"],
     )
     for path, store in stores:

@@ -72,7 +72,7 @@ class Store:
       Page-aligned memory is moved without a copy.
     - A failure raises ChunkError, a `timeout_s` that passes ChunkTimeoutError. The memory is then
       in use until `close()`, as after Ctrl-C; the store stays usable.
-    - Threads may share a store. A fork may not use it, and may open another one.
+    - Threads may share a store. A fork may not use it.
     - A wrong key or buffer raises SubmitError, a call after `close()` ClosedError.
     """
 
@@ -99,7 +99,7 @@ class Store:
         """Load a chunk into `out`, of exactly its length, or into a new bytearray.
 
         Returns:
-            `out`, or the bytearray; None for a miss, with undefined content of `out`.
+            The memory; None for a miss, with undefined content.
 
         """
         return self._get([key], None if out is None else [out], timeout_s)[0]

@@ -45,15 +45,20 @@ def page() -> str:
 def _section(name: str, command: click.Command, shared: set[_Row], parent: click.Context) -> str:
     context = click.Context(command, info_name=name, parent=parent)
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
-    own, of_store, others = [], [], []
+    own, of_store, of_bench, others = [], [], [], []
     for option in _options(command):
         row = _row(command, option)
-        if _is_of_store(option):
+        if benchmarked := bench_options().get(option.name or "") if name == "bench" else None:
+            of_bench.append(f"`{option.opts[0]}={benchmarked['default']}`")
+        elif _is_of_store(option):
             of_store.append(f"`{option.opts[0]}`")
         elif row in shared:
             others.append(f"`{option.opts[0]}`")
         else:
             own.append(row)
+    if of_bench:
+        # Their help is long, and of the workload alone.
+        own.append((", ".join(of_bench), "the workload, with defaults: `kvring bench --help`"))
     if of_store:
         own.append((", ".join(of_store), "[options of a store](options.md)"))
     parts = [
@@ -80,8 +85,6 @@ def _row(command: click.Command, option: click.Option) -> _Row:
         values = re.sub(r"^\[(.*)\]$", r"{\1}", values).replace("|", ",")
         name += f"={values}"
     default = option.default if option.show_default else None
-    if benchmarked := bench_options().get(option.name or ""):
-        text, default = benchmarked["meaning"], benchmarked["default"]
     return f"`{name}`", linked(text) + (f" (default: {default})" if default else "")
 
 

@@ -27,8 +27,8 @@ A completion has the code and the message of the first key that failed.
 _LOG: Final = """
 ## A line in the log
 
-`...` stands for a path, a number or an error. Repeated failures are summed per path: after 1 s,
-then at doubled intervals up to 1 h. Each open logs a line per path, a warning if chunks were lost.
+`...` stands for a path, a number or an error. Repeated failures are summed at
+intervals of 1 s to 1 h. Each open logs a line per path, a warning if chunks were lost.
 """
 _URING: Final = """
 ## Where io_uring is refused

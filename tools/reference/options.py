@@ -21,7 +21,12 @@ in-flight transfers, which follow from the drives below a path.
 def page() -> str:
     """Return the page."""
     rows = [
-        (f"`{name}`", str(one["default"] or "required"), str(one["range"]), str(one["meaning"]))
+        (
+            f"`{name}`",
+            str(one["default"] or "required"),
+            str(one["range"]).replace(" such as '500GiB' from", " from"),
+            str(one["meaning"]),
+        )
         for name, one in kvring.options().items()
     ]
     listed = table(("option", "default", "takes", "meaning"), rows)

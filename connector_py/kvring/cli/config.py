@@ -143,8 +143,7 @@ def config(
     """Print the configuration and commands that start LMCache's server, vLLM or SGLang.
 
     CAPACITY is a size such as 500GiB, or 'all' of a block device: one for all paths, or one per
-    path, separated by commas. The last command for LMCache starts a vLLM. A directory below a mount
-    gets require_mount. Nothing is opened or made.
+    path, separated by commas. Nothing is opened or made.
     """
     form = context.meta.get(_FORM)
     if base is not None or form == "seccomp":

@@ -13,10 +13,8 @@ from kvring.cli.users import whose
 
 __all__ = ["format_command"]
 
-_EPILOG = "Exit status: 0 if the device is blank now, else 1."
 
-
-@click.command("format", epilog=_EPILOG, short_help="Erase a block device for a store.")
+@click.command("format", short_help="Erase a block device for a store.")
 @click.argument("device")
 @consent_options
 @click.option(
@@ -31,7 +29,7 @@ def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
     """Erase the block device DEVICE, so that the next open makes a store there.
 
     It erases the first and last MiB, and discards the device if it can. It refuses a device in use
-    or with a store. A blank device needs no format.
+    or with a store.
     """
 
     def agree(found: str) -> bool:

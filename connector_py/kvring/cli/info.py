@@ -31,7 +31,6 @@ def info(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int
     """Show the store at each PATH: owner, chunks, format, disk space.
 
     It reads the index without a lock, also of an open store; concurrent changes may be missing.
-    Further paths of the store are named on standard error.
     """
 
     def document_of(path: Path, chunks: StoredChunks) -> dict[str, Any]:

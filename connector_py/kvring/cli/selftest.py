@@ -17,10 +17,6 @@ from kvring.cli.vllm_server import VllmServer, new_prompt
 
 __all__ = ["selftest"]
 
-_EPILOG = """
-Exit status: 0 if the chunk came back from kvring intact, else 1.
-"""
-
 # Blocks of 16 tokens in the memory of the engine that stores, and of the one that loads.
 _BLOCKS: Final = (64, 96)
 _PROMPT_TOKENS: Final = 2048
@@ -37,7 +33,7 @@ def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) 
     return url
 
 
-@click.command(epilog=_EPILOG, short_help="Send a chunk through a running server and back.")
+@click.command(short_help="Send a chunk through a running server and back.")
 @click.option(
     "--rpc",
     "rpc_url",

@@ -28,7 +28,7 @@ _MOST_QUOTED: Final = 60
 @click.option(
     "--trace",
     type=ReadablePath(exists=True, dir_okay=False, path_type=Path),
-    help="Trace: one JSON object per line, whose hash_ids name the chunks of a request.",
+    help="Trace: a JSON object with hash_ids per line and request.",
 )
 @click.option(
     "--chunk-size",
@@ -45,9 +45,8 @@ def size(
 ) -> int:
     """Estimate the hit ratio of other capacities.
 
-    Of the open store at PATH it shows that since the open, and that of 1.5 times and twice the
-    capacity; these are low with admit = adaptive. Of a trace it shows that of any capacity with
-    LRU.
+    Of the open store at PATH it estimates 1.5 times and twice the capacity, low with admit =
+    adaptive. Of a trace it computes any capacity with LRU.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

@@ -20,10 +20,6 @@ from kvring.cli.stores import index_path_option, said_well, store_paths, tell_fu
 
 __all__ = ["verify"]
 
-_EPILOG = """
-Exit status: 0 if nothing is damaged, or all of it is removed, else 1.
-"""
-
 _MOST_SHOWN = 20
 
 # What reading a chunk may show, and why it is broken then.
@@ -47,7 +43,7 @@ class _Findings:
         return not self.broken and not self.index
 
 
-@click.command(epilog=_EPILOG, short_help="Verify the checksum of every chunk.")
+@click.command(short_help="Verify the checksum of every chunk.")
 @store_paths
 @index_path_option
 @click.option(
@@ -68,7 +64,7 @@ def verify(
 ) -> int:
     """Verify the checksum of every chunk of the store at PATH, past the page cache.
 
-    The store may be open, without --repair. A damaged chunk is never served: its loads miss.
+    The store may be open, without --repair. Loads of a damaged chunk miss.
 
     """
     if repair:

@@ -15,21 +15,21 @@ pub struct Recovery {
     pub kept: u64,
     /// Of these, chunks to verify when idle.
     pub to_verify: u64,
-    /// Records discarded: corrupt, or without a part of their key.
+    /// Discarded: corrupt, or without a part of their key.
     pub torn: u64,
     /// Index pages with I/O errors.
     pub unreadable_pages: u64,
-    /// Records discarded: their extent or chunk file does not exist.
+    /// Discarded: their extent or chunk file does not exist.
     pub out_of_range: u64,
-    /// Records discarded: a younger one has their space.
+    /// Discarded: a younger one has their space.
     pub overlapping: u64,
-    /// Records discarded: the key has a younger one.
+    /// Discarded: the key has a younger one.
     pub duplicate: u64,
-    /// Chunks discarded: not used for longer than `ttl`.
+    /// Discarded: not used for longer than `ttl`.
     pub expired: u64,
-    /// Chunks discarded: their keys belong to another path now.
+    /// Discarded: their keys belong to another path now.
     pub moved: u64,
-    /// Chunks discarded: their path was away.
+    /// Discarded: their path was away.
     pub stale: u64,
     /// Chunk files without a record, removed.
     pub orphans: u64,
