@@ -139,7 +139,7 @@ class HealthLook:
         is_dead = self._mount is not None and "shutdown" in self._mount.options
         if isinstance(disk.error, TimeoutError):
             why = f"{self._device()} did not answer in {_DISK_DEADLINE_S:g} s{served}"
-            return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#dead-disk")
+            return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#stuck-disk")
         if isinstance(disk.error, _ABSENT):
             return None if answer is None else self._moved(answer)
         if disk.error is not None or is_dead:
@@ -177,7 +177,9 @@ class HealthLook:
             why = f"{self._mounted()} has {what} free; {who} has got {used}"
             return self._health("full", why, f"df -h {self._mounted()}; {_RUNBOOK}#full-disk")
         if trouble := one["reason"] or one["trouble"]:
-            remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}"
+            section = "dead-disk" if one["reason"] else "failing-transfers"
+            section = "stuck-disk" if one["stuck"] else section
+            remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}#{section}"
             return self._health("failing", f"{who}: {trouble}", remedy)
         note = f"; {one['note']}" if one["note"] else ""
         return self._health("healthy", f"{who}, {_chunks(one)}, {used} used{note}")
