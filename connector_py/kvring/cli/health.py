@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvring import KvRingError
+from kvring import FormatError, KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import BoundedLook, read_head
 from kvring.cli.output import size_text
@@ -33,6 +33,7 @@ _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
 _NO_STORE: Final = "it holds no store"
 _RUNBOOK: Final = "docs/how-to/operations.md"
+_UPGRADE: Final = "docs/how-to/upgrade.md"
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,15 @@ class Health:
 
 
 class _Disk(NamedTuple):
-    """What the disk tells of a path; `error` is what fails there, `damage` what of the index."""
+    """What the disk tells of a path; `error` is what fails there, `damage` what of the index.
+
+    With `is_newer` that is no damage: a newer kvring wrote it.
+    """
 
     place: Place | None = None
     error: OSError | None = None
     damage: str = ""
+    is_newer: bool = False
     facts: dict[str, Any] | None = None
     free_bytes: int = 0
     total_bytes: int = 0
@@ -146,6 +151,8 @@ class HealthLook:
             reason = (disk.error and disk.error.strerror) or "its file system has shut down"
             remedy = f"dmesg -T | tail; smartctl -a {self._device()}; {_RUNBOOK}#dead-disk"
             return self._health("dead disk", f"{self._device()}: {reason}{served}", remedy)
+        if disk.is_newer:
+            return self._health("newer format", f"{disk.damage}{served}", _UPGRADE)
         is_blank = disk.damage.endswith(_NO_STORE) and answer is None
         if disk.damage and not is_blank:
             remedy = f"kvring verify {self._quoted()}; {_RUNBOOK}#damaged-index"
@@ -285,17 +292,18 @@ def _disk_of(path: Path, index_path: Path | None) -> _Disk:
         found = os.statvfs(path)
     except OSError as error:
         return _Disk(place, error)
-    facts, damage = None, ""
+    facts, damage, is_newer = None, "", False
     try:
         facts = StoredChunks(path, index_path).facts()
     except (KvRingError, OSError) as error:
-        damage = str(error)
+        damage, is_newer = str(error), isinstance(error, FormatError)
     if place.is_device:
-        return _Disk(place, None, damage, facts)
+        return _Disk(place, None, damage, is_newer, facts)
     return _Disk(
         place,
         None,
         damage,
+        is_newer,
         facts,
         found.f_bavail * found.f_frsize,
         found.f_blocks * found.f_frsize,
