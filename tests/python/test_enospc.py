@@ -148,7 +148,7 @@ def test_a_purge_warns_of_no_capacity_that_nobody_has_configured(
     """It opens a closed store with a capacity that it makes up, larger than the disk."""
     client = open_store(min_free=0)
     assert "capacity is 1.0 GiB, but the file system has only" in caplog.text
-    client.store({make_key(0): content_of(0)})
+    client.store({make_key(0): pattern(CHUNK_BYTES, 0)})
     client.connector.close()
     caplog.clear()
     assert main(["purge", "--model=test/model", "--yes", str(small_disk / "store")]) == 0

@@ -224,12 +224,12 @@ def test_writes_that_the_drive_does_not_answer(tmp_path: Path) -> None:
     """Reads are answered, so the disk is not stuck for a look at it; the remedy is the same."""
     with loop_device(tmp_path, "ext4", 2 * SIZE_BYTES) as device:
         path = device.directory / "store"
-        with kvring.Connector(path, CAPACITY_BYTES, min_free=0) as connector:
-            with frozen(device.directory):
-                connector.submit_batch_set([make_key(1)], [pattern(MIB, 1)])
-                until("silence", lambda: "answers nothing" in status_of(path)[0]["why"])
-                remedy = "docs/how-to/operations.md#stuck-disk"
-                assert_state(path, "failing", "the drive answers nothing", remedy)
+        connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0)
+        with connector, frozen(device.directory):
+            connector.submit_batch_set([make_key(1)], [pattern(MIB, 1)])
+            until("silence", lambda: "answers nothing" in status_of(path)[0]["why"])
+            remedy = "docs/how-to/operations.md#stuck-disk"
+            assert_state(path, "failing", "the drive answers nothing", remedy)
 
 
 def say_as_another_user(path: str) -> None:
