@@ -227,7 +227,7 @@ def test_writes_that_the_drive_does_not_answer(tmp_path: Path) -> None:
         connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0)
         with connector, frozen(device.directory):
             connector.submit_batch_set([make_key(1)], [pattern(MIB, 1)])
-            until("silence", lambda: "answers nothing" in status_of(path)[0]["why"])
+            until("silence", lambda: "answers nothing" in kvring_command("status", path).stdout)
             remedy = "docs/how-to/operations.md#stuck-disk"
             assert_state(path, "failing", "the drive answers nothing", remedy)
 
