@@ -307,6 +307,10 @@ bench: build $(VENV)/.stamp-bench ## side by side with LMCache's own and fio, in
 bench-quick: build $(VENV)/.stamp-bench ## the same, much smaller: a first look
 	@$(PY) -m benches.compare --quick $(BENCH)
 
+.PHONY: reference
+reference: build ## docs/reference, made of the code
+	@$(PY) -m tools.reference
+
 .PHONY: docs
 docs: $(VENV)/.stamp-docs ## the documents as a book, into target/book, with every link checked
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build

@@ -35,7 +35,7 @@ from benches.compare.harness.workload import (
     timed_get,
     timed_set,
 )
-from benches.tables import print_table
+from benches.tables import make_table, print_table
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _OUTPUT = _REPOSITORY / "target" / "guard"
@@ -213,7 +213,7 @@ def main() -> int:
         if not worse:
             break
     header = ("part", "unit", "base", "tree", "worse by", "noise", "")
-    print_table("Base and tree", header, [one.row(limit) for one in verdicts])
+    print_table(make_table("Base and tree", header, [one.row(limit) for one in verdicts]))
     print(f"guard: {len(worse)} of {len(verdicts)} worse than {revision[:12]}", *worse, sep="\n  ")
     return 1 if worse else 0
 

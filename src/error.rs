@@ -125,71 +125,82 @@ impl From<&StoreError> for FailureReason {
     }
 }
 
-/// Failures to open a store.
+/// Failures to open a store, each with the action that clears it: `make reference` makes a table of docs/reference/errors.md of
+/// them.
 #[derive(Debug, Error)]
-#[allow(missing_docs, reason = "the message of each error says what it means")]
+#[allow(missing_docs, reason = "the message of each error names its fields")]
 pub enum OpenError {
+    /// An option is unknown, missing, invalid, or unfit for the path. Action: see the message.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// io_uring is refused (`engine: io_uring`), or no thread or memory is left. Action: see the message.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Another live connector has the store open.
+    /// Another live connector has the store open. Action: close it in that process.
     #[error(
         "{path} is in use by {holder}; close it there or choose another path (one store has one owner)"
     )]
     InUse { path: PathBuf, holder: String },
-    /// Something that is no kvring has the block device.
+    /// The block device is mounted, or used as swap, RAID or by a program. Action: release it.
     #[error("{path} is in use by {user}; release it there, or choose another device")]
     Claimed { path: PathBuf, user: String },
+    /// The block device holds foreign data, or two damaged superblocks. Action: use another device, or `kvring format`.
     #[error(
         "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
          there may go, erase it with `kvring format {path}` (nothing was written)"
     )]
     NotFormatted { path: PathBuf, found: String },
-    /// The path is below /dev, and there is nothing. Of several paths, one that the others know of is left out instead.
+    /// No device has this name. Action: check with `lsblk`.
     #[error(
         "{path} cannot hold a store: there is no such device; look for the right name with lsblk"
     )]
     NoDevice { path: PathBuf },
-    /// Nothing is mounted where `require_mount` says. Of several paths, one that the others know of is left out instead.
+    /// Nothing is mounted at `require_mount`. Action: mount the drive.
     #[error(
         "{path} is not opened: nothing is mounted at {mount} (require_mount){disk}; mount its drive there, or leave require_mount out to store there all the same (nothing was made)",
         disk = disk.as_ref().map_or_else(String::new, |disk| format!(", so it would lie on {disk}"))
     )]
     NotMounted { path: PathBuf, mount: PathBuf, disk: Option<String> },
-    /// The block device is read-only. Of several paths it is left out.
+    /// The block device is read-only. Action: `blockdev --setrw`.
     #[error(
         "{path} cannot hold a store: it is read-only; make it writable (blockdev --setrw, or the switch of the medium) or \
          choose another"
     )]
     ReadOnlyDevice { path: PathBuf },
-    /// The path names something that no store can be on.
+    /// No store can be there: a file, FIFO, socket or character device; a block device below 32 MiB, host-managed zoned, or with logical blocks over 4096 bytes; a foreign `index.kvring`; a wrong `index_path`. Action: use another path or `index_path`.
     #[error("{path} cannot hold a store: {reason}")]
     Unsuitable { path: PathBuf, reason: String },
+    /// A newer kvring wrote the store. Action: upgrade kvring, or use another path.
     #[error(
         "{path} has format version {found}, this kvring reads up to {supported}; upgrade kvring or choose another path \
          (it was left as it is)"
     )]
     NewerFormat { path: PathBuf, found: u32, supported: u32 },
+    /// Two paths are one store. Action: name each store once.
     #[error("{path} and {other} are the same store; name each once")]
     SameStore { path: PathBuf, other: PathBuf },
+    /// A path lies inside another one. Action: use separate directories.
     #[error("{path} is inside {outer}; give each of them a directory of its own")]
     Nested { path: PathBuf, outer: PathBuf },
+    /// A path belongs to another set of paths. Action: open its own set, leave it out, or empty it.
     #[error(
         "{path} belongs to another set of paths, of which none is here; leave it out, open it with its own, or empty it \
          (the store was left as it is)"
     )]
     ForeignVolume { path: PathBuf },
+    /// The paths hold stores that never shared keys. Action: leave one out, or empty it.
     #[error(
         "{path} holds chunks of a store of its own, and {other} those of {what}: they do not become one store; leave one of \
          them out, or empty one of them, which then takes its share as a new path (both were left as they are)"
     )]
     Unrelated { path: PathBuf, other: PathBuf, what: &'static str },
+    /// The store has the other layout. Action: set `layout`, or use another path.
     #[error(
         "{path} holds a store of layout '{found}', not '{wanted}'; open it with layout: '{found}', or choose another path \
          (the store was left as it is)"
     )]
     OtherLayout { path: PathBuf, found: &'static str, wanted: &'static str },
+    /// The limit on address space is below that of the index: an eighth of the capacity, 16 MiB to 1 TiB, or a longer index. Action: raise `ulimit -v`; in a directory lower `capacity`.
     #[error(
         "cannot map {path}: {source}; the index reserves {needed} of address space for all that it can become (no memory){limit}; \
          raise the limit on address space (ulimit -v, RLIMIT_AS){way_out}",
@@ -203,6 +214,7 @@ pub enum OpenError {
         way_out: &'static str,
         source: io::Error,
     },
+    /// A system call fails; or a file of the store is a link, has a second hard link, is a special file, or belongs to another user. Action: repair the named object.
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }

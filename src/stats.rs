@@ -1,4 +1,5 @@
-//! Counters. Each is named once, here; `stats()` shows them under the same names, and docs/reference/metrics.md says what each means.
+//! Counters and state. Each is named and described once, here: `stats()` has the same names, and `make reference` makes
+//! docs/reference/metrics.md of the descriptions.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -22,10 +23,10 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($name:ident,)+) => {
+    ($($(#[doc = $meaning:literal])+ $name:ident,)+) => {
         /// What happened since the store was opened.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters { $(pub $name: Counter,)+ }
+        pub(crate) struct Counters { $($(#[doc = $meaning])+ pub $name: Counter,)+ }
 
         impl Counters {
             /// Every counter by name.
@@ -37,59 +38,113 @@ macro_rules! counters {
 }
 
 counters! {
+    /// GETs that loaded their chunk.
     get_hits,
+    /// GETs that did not, for any reason.
     get_misses,
+    /// Of these, past `load_deadline_ms`, or on a silent drive.
     get_late,
+    /// SETs written.
     set_stored,
+    /// SETs of bytes that were stored already.
     set_unchanged,
+    /// SETs whose key was deleted first.
     set_deleted,
-    set_failed,
+    /// SETs accepted.
     set_queued,
+    /// Of `set_unchanged`, those joined with a queued SET.
     set_coalesced,
+    /// SETs that failed; of these by code:
+    set_failed,
+    /// Code `queue_full`.
     set_rejected_queue_full,
+    /// Code `no_space`.
     set_no_space,
+    /// Code `quota_full`.
     set_quota_full,
-    set_collision,
-    set_unavailable,
-    set_io_error,
-    set_closed,
-    set_abandoned,
-    exists_hits,
-    exists_misses,
-    deleted,
-    delete_absent,
-    read_bytes,
-    written_bytes,
-    bounced_bytes,
-    checksum_mismatch,
-    verified_after_crash,
-    read_errors,
-    read_dropped,
-    write_errors,
-    write_retries,
-    write_retries_exhausted,
-    syncs,
-    sync_errors,
+    /// Code `too_long`.
     set_too_long,
+    /// Code `collision`.
+    set_collision,
+    /// Code `unavailable`.
+    set_unavailable,
+    /// Code `io`.
+    set_io_error,
+    /// Code `closed`.
+    set_closed,
+    /// Code `abandoned`.
+    set_abandoned,
+    /// Keys that lookups found (EXISTS or prefix).
+    exists_hits,
+    /// Keys that they did not find.
+    exists_misses,
+    /// Keys removed by DELETE.
+    deleted,
+    /// DELETEs of absent keys.
+    delete_absent,
+    /// Payload loaded.
+    read_bytes,
+    /// Payload written.
+    written_bytes,
+    /// Payload copied through bounce buffers.
+    bounced_bytes,
+    /// Corrupt chunks, dropped.
+    checksum_mismatch,
+    /// Chunks verified when idle, after a crash.
+    verified_after_crash,
+    /// GETs with an I/O error.
+    read_errors,
+    /// Chunks dropped after repeated I/O errors.
+    read_dropped,
+    /// SETs with an I/O error.
+    write_errors,
+    /// Writes retried (`persistent`, ENOSPC).
+    write_retries,
+    /// Writes that failed after all retries.
+    write_retries_exhausted,
+    /// Syncs (`persistent`) or flushes (`best_effort`).
+    syncs,
+    /// Syncs and flushes that failed.
+    sync_errors,
+    /// SETs that evicted a chunk to get an index record.
     index_full,
+    /// Chunks evicted, for space or a quota.
     evicted,
+    /// Disk space of these.
     evicted_bytes,
+    /// Sum of their idle times.
     evicted_unused_ms,
+    /// SETs that waited for an eviction.
     foreground_evictions,
+    /// Chunks removed after `ttl`.
     expired,
+    /// Payload of these.
     expired_bytes,
+    /// Keys removed by `purge()`.
     purged,
+    /// Leases beyond a quarter of the capacity.
     leases_refused,
+    /// SETs declined by `admit`.
     set_not_admitted,
+    /// Payload of these.
     not_admitted_bytes,
+    /// SETs declined by `write_budget`.
     set_over_write_budget,
+    /// Payload of these.
     over_write_budget_bytes,
+    /// Keys with the digest of another key.
     hash_collision,
+    /// Misses of chunks of another dtype, shape, weights or epoch.
     other_variant,
+    /// Transfers sent to the device.
     transfers,
+    /// Transfers continued or retried.
     transfers_resumed,
+    /// Transfers of more than 1 s.
     transfers_slow,
+    /// Loop iterations of the reactors; constant when idle.
     reactor_turns,
+    /// Operations dropped by `close()` at its deadline.
     abandoned,
 }
 
@@ -115,11 +170,11 @@ impl Counters {
 /// A write stream of a drive, and what was written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamUse {
-    /// Its number; the drive's placement identifiers are one less.
+    /// Its number; the drive's placement identifier is one less.
     pub stream: u8,
     /// `first_time` or `returned` chunks, those of `one_namespace`, or of `other_namespaces`.
     pub content: &'static str,
-    /// Bytes of the chunks stored there since the open, in whole blocks.
+    /// Bytes written to it since the open, in whole blocks.
     pub written_bytes: u64,
 }
 
@@ -128,29 +183,29 @@ macro_rules! path_stats {
         /// State of what is at one path, at one moment.
         #[derive(Clone, Debug, Default)]
         pub struct PathStats {
-            /// The path.
+            /// The path, as given.
             pub path: PathBuf,
-            /// Whether it is in use; if not, its keys are missed, and it counts in no sum.
+            /// Whether it is in use; else it counts in no sum.
             pub in_use: bool,
-            /// Why it has failed; empty if it works. A path that is the last one stays in use.
+            /// Why it failed, else empty. The last path stays in use.
             pub reason: String,
-            /// What fails now: `reason`, or transfers of which none has worked since; empty if all is well.
+            /// Current failure, else empty.
             pub trouble: String,
-            /// Whether its drive answers nothing: what was not begun fails until it answers.
+            /// Whether the drive answers nothing.
             pub stuck: bool,
-            /// What is worth knowing and no trouble: that its drive is slow, that nothing is ever found; empty if there is nothing.
+            /// A slow drive, or a path without hits, else empty.
             pub note: String,
-            /// The last error of the device or the file system; empty if there was none.
+            /// Last error of the device or file system, else empty.
             pub last_error: String,
-            /// When that was, Unix time in ms; 0 if there was none.
+            /// Its Unix time in ms, else 0.
             pub last_error_ms: u64,
-            /// Payload bytes written there since the store was opened, also before the path failed.
+            /// Payload written since the open.
             pub written_bytes: u64,
-            /// Write streams in use; none of several paths together.
+            /// Write streams in use.
             pub write_streams: Vec<StreamUse>,
-            /// Of several paths, all different ones.
+            /// I/O engine and its flags.
             pub engine: String,
-            /// Of several paths, whether all are direct, and the strictest alignment of memory.
+            /// Geometry of the path.
             pub geometry: Geometry,
             $($(#[doc = $meaning])+ pub $name: u64,)+
         }
@@ -171,37 +226,37 @@ macro_rules! path_stats {
 path_stats! {
     /// Keys stored.
     keys,
-    /// Payload bytes stored.
+    /// Payload stored.
     stored_bytes,
-    /// Records of the index in use: one for each key, more for keys of over 168 bytes.
+    /// Index records; a key of more than 168 bytes has several.
     records,
-    /// Pages of the index that the disk did not return since it was opened; their chunks are missed.
+    /// Index pages with I/O errors; their chunks are misses.
     index_pages_lost,
-    /// Bytes of the data files that hold chunks, rounding to blocks included.
+    /// Disk space of chunks, in whole blocks.
     allocated_bytes,
     /// Configured capacity.
     capacity_bytes,
-    /// What data files and index take of it.
+    /// Capacity in use, by data files and index.
     used_bytes,
-    /// Number of data files.
+    /// Data files.
     data_files,
-    /// Bytes of the data files that are leased.
+    /// Disk space of leased chunks.
     leased_bytes,
-    /// Bytes of the data files that are pinned.
+    /// Disk space of pinned chunks.
     pinned_bytes,
-    /// Most reads, and as many writes, that are in the device at a time.
+    /// Limit of in-flight reads, and of writes.
     queue_depth,
-    /// Most bytes of either.
+    /// Limit of in-flight bytes of either.
     max_in_flight_bytes,
-    /// Records that opening threw out, whatever for.
+    /// Records that the open discarded.
     discarded_at_open,
-    /// Keys asked for, by EXISTS or GET, that were not stored and would have been with one and a half times the capacity.
+    /// Misses of EXISTS and GET that 1.5 times the capacity would hit.
     would_hit_at_1_5x,
-    /// The same with twice the capacity.
+    /// Misses that twice the capacity would hit.
     would_hit_at_2x,
-    /// SETs of keys that were evicted, or not admitted, and still remembered: what adaptive eviction learns from.
+    /// SETs of remembered keys, which were evicted or not admitted.
     returned_keys,
-    /// 1 if much was written since the store was opened, long ago, and nothing was found; then `note` says so.
+    /// Paths that were written to and not hit in 1 h.
     unused,
 }
 
@@ -250,29 +305,29 @@ pub struct LatencyHistogram {
 /// State of the store at one moment.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// Whole seconds since it was opened, by a clock that nobody sets.
+    /// Seconds since the open.
     pub open_s: u64,
-    /// What a chunk without uses is worth with `eviction: adaptive`, in doublings of uses; of namespaces without a quota.
+    /// Worth of an unused chunk that `eviction: adaptive` learnt, in doublings of uses.
     pub eviction_bonus: f64,
-    /// The share of requests whose new chunks are stored; of namespaces without a quota. 1 without `admit: adaptive`.
+    /// Share of requests whose new chunks `admit: adaptive` stores, else 1.
     pub admitted_share: f64,
-    /// Longest chunk this store takes.
+    /// Longest chunk that a SET stores.
     pub max_chunk_bytes: u64,
-    /// Operations submitted and not yet completed.
+    /// Unanswered operations.
     pub in_flight: u64,
-    /// SETs that are not answered yet.
+    /// Unanswered SETs.
     pub set_queued_operations: u64,
-    /// Their bytes.
+    /// Payload of these.
     pub set_queued_bytes: u64,
-    /// Bytes of registered memory.
+    /// Registered memory.
     pub registered_bytes: u64,
-    /// Transfers that were wholly in it, of `transfers`.
+    /// Of `transfers`, those inside registered memory.
     pub transfers_fixed: u64,
-    /// Threads that take work now and move its bytes.
+    /// I/O threads that work now.
     pub io_threads: u64,
-    /// Whether it is closed, and in order.
+    /// Whether the store was closed cleanly.
     pub shutdown_clean: bool,
-    /// Whether it is closed, and operations were dropped at the deadline.
+    /// Whether its close dropped operations.
     pub partial_flush: bool,
     /// Quantiles of latency in microseconds, by name: class, phase (`wait` in the queue, `device`, `total` from submit to
     /// answer), and quantile.

@@ -95,7 +95,7 @@ def _tell_stalls(text: str, report: Report) -> float:
             what, calls, undisturbed, longest_ms = found[1], found[2], found[3], float(found[4])
             missed = "" if longest_ms < _GOAL_MS or phase == "check()" else "  misses the goal"
             print(f"{phase}, {what}: {longest_ms:.3f} ms of {undisturbed}/{calls} calls{missed}")
-            # All submits wait for check(), as docs/how-to/operations.md says.
+            # All submits wait for check(), as its docstring says.
             if what == "control":
                 control = max(control, longest_ms)
             elif phase != "check()":

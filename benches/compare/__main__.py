@@ -12,11 +12,13 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from benches.compare import report
-from benches.compare.harness.peers import build_peer, kvring_peer
-from benches.compare.harness.scale import FULL, QUICK
+from benches.compare.harness.fio import fio_version
+from benches.compare.harness.peers import build_peer, kvring_peer, versions
+from benches.compare.harness.scale import BATCHES_IN_FLIGHT, FULL, QUICK
 from benches.compare.harness.session import Session, progress
 from benches.compare.harness.workload import TransferError
 from benches.compare.parts import TITLES, part
+from benches.results import HELP, Section, drive_of, write_results
 from tests.support.devices import DeviceError
 from tests.support.lmcache_command import DeploymentError
 
@@ -49,6 +51,7 @@ def _measure(arguments: argparse.Namespace) -> list[str]:
     more = [build_peer(name, Path(library)) for name, library in arguments.build]
     more += [kvring_peer(f"kvring, {name}", **json.loads(text)) for name, text in arguments.also]
     failed = []
+    sections: list[Section] = []
     arguments.output.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         session = Session(
@@ -69,8 +72,24 @@ def _measure(arguments: argparse.Namespace) -> list[str]:
                 progress(f"FAILED: {name}: {error}. make bench-quick installs what is needed")
                 failed.append(name)
                 continue
-            report.write(name, TITLES[name], result, session, arguments.reference)
+            section = report.write(name, TITLES[name], result, session, arguments.reference)
+            sections.append(section)
+            if arguments.results:
+                _write_results(arguments, sections)
     return failed
+
+
+def _write_results(arguments: argparse.Namespace, sections: list[Section]) -> None:
+    used = ", ".join(f"{name} {version}" for name, version in versions().items())
+    conditions = [
+        f"Drive: {drive_of(arguments.path or arguments.output)}.",
+        f"{used}, fio: {fio_version()}.",
+        f"{BATCHES_IN_FLIGHT} batches in flight, O_DIRECT, "
+        + ("quick scale." if arguments.quick else "full scale."),
+        "MB = 10^6 bytes, GB = 10^9 bytes. CPU s/GB: user and system time of the process.",
+    ]
+    title = "kvring beside LMCache's L2 adapters"
+    write_results(arguments.results, title, "make bench", conditions, sections)
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -106,6 +125,7 @@ def _parse_arguments() -> argparse.Namespace:
         default=_RESULTS_DIRECTORY,
         help="directory of the results (default: target/bench)",
     )
+    add("--results", type=Path, metavar="FILE", help=HELP)
     return parser.parse_args()
 
 

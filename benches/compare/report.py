@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -18,6 +14,7 @@ from benches.compare.harness.fio import fio_version
 from benches.compare.harness.peers import versions
 from benches.compare.harness.samples import METRICS, Sample, Spread, ratio, series
 from benches.compare.harness.session import PartResult, Session
+from benches.results import Section, machine_facts
 
 # Whom all are compared with where no other peer is named: the better one in each round.
 _REFERENCE_PREFIX = "fs_native"
@@ -26,8 +23,8 @@ _WIDTH = 200
 
 def write(
     name: str, title: str, result: PartResult, session: Session, reference: str | None
-) -> list[Path]:
-    """Write a part's results, print its table, and return the files."""
+) -> Section:
+    """Write a part's results, print its table, and return it with its conditions."""
     directory = session.results_directory
     document = {
         "part": name,
@@ -45,7 +42,10 @@ def write(
             console.print(table)
             for line in (*result.notes, *(f"skipped: {one}" for one in result.skipped)):
                 console.print(line, highlight=False, markup=False)
-    return files
+    rounds = len({one.round_number for one in result.samples if one.round_number >= 0})
+    device = ", ".join(f"{name}: {text}" for name, text in result.device.items())
+    notes = [f"Alternating rounds: {rounds}; median (range). {device}", *result.notes]
+    return Section(table, [*notes, *(f"skipped: {one}" for one in result.skipped)])
 
 
 def table_of(title: str, samples: list[Sample], reference: str | None = None) -> Table:
@@ -76,23 +76,3 @@ def table_of(title: str, samples: list[Sample], reference: str | None = None) ->
                 texts = [one for pair in cells for one in (pair if references else pair[:1])]
                 table.add_row(case, peer, *("" if one is None else str(one) for one in texts))
     return table
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return what describes this machine, without naming it."""
-    return {
-        "processor": _processor_model(),
-        "processor_count": os.cpu_count() or 0,
-        "memory_size_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        # Figures taken while something else ran are worth little: this shows it.
-        "load_average_1min": round(os.getloadavg()[0], 2),
-    }
-
-
-def _processor_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()

@@ -18,7 +18,8 @@ from typing import Any
 
 from benches.eviction.simulation import Document, simulate
 from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
-from benches.tables import print_table
+from benches.results import HELP, Section, write_results
+from benches.tables import make_table, print_table
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OUTPUT = _REPOSITORY / "target" / "bench" / "eviction.json"
@@ -43,16 +44,41 @@ def main() -> int:
         return 1
     _OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     _OUTPUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    for title, (header, *rows) in (
-        ("Chunks found up to the first miss, %", hits_of(document)),
-        ("Means of ratios to what other policies find and write", means_of(document)),
-    ):
-        print_table(title, header, rows)
-    for trace in PUBLIC_TRACES:
-        if trace.name not in found:
-            print(f"skipped: {trace.file_name} is not in {arguments.traces}")
+    tables = [
+        make_table(title, header, rows)
+        for title, (header, *rows) in (
+            ("Means of ratios to what other policies find and write", means_of(document)),
+            ("Chunks found up to the first miss, %", hits_of(document)),
+        )
+    ]
+    for table in tables:
+        print_table(table)
+    missing = [trace.file_name for trace in PUBLIC_TRACES if trace.name not in found]
+    for name in missing:
+        print(f"skipped: {name} is not in {arguments.traces}")
+    if arguments.results:
+        _write_results(arguments, missing, [Section(table) for table in tables])
     print(f"Results: {_OUTPUT}")
     return 0
+
+
+def _write_results(
+    arguments: argparse.Namespace, missing: list[str], sections: list[Section]
+) -> None:
+    conditions = [
+        "A simulation with kvring's own eviction code: the machine does not change the figures.",
+        "A request loads its chunks up to the first miss, which are the hits, and stores the rest.",
+        "memory: an LRU cache above the disk. Sizes are parts of the chunks of the trace.",
+        "All caches start empty. All chunks have one size.",
+        "Sets: public (benches/traces/README.md), made by rule, adversarial by rule.",
+        "`adaptive+admit` is the default of kvring. `min` knows the future.",
+    ]
+    if missing:
+        conditions.append(f"Not played, as the files were missing: {', '.join(missing)}.")
+    if arguments.requests:
+        conditions.append(f"{arguments.requests} requests of each trace that is made by rule.")
+    title = "Eviction policies on traces"
+    write_results(arguments.results, title, "make eviction", conditions, sections)
 
 
 def hits_of(document: Document) -> list[list[str]]:
@@ -120,6 +146,7 @@ def _parse_arguments() -> argparse.Namespace:
         help="where traces of others lie (default: benches/traces)",
     )
     parser.add_argument("--requests", type=int, help="of each trace made by rule: a first look")
+    parser.add_argument("--results", type=Path, metavar="FILE", help=HELP)
     return parser.parse_args()
 
 

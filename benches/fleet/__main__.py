@@ -10,7 +10,8 @@ from typing import Any
 
 from benches.fleet.model import Fleet, Outcome, Rates, Routing, simulate
 from benches.fleet.traces import Conversations, Request, read
-from benches.tables import print_table
+from benches.results import HELP, Section, write_results
+from benches.tables import make_table, print_table
 
 _OUTPUT = Path(__file__).resolve().parents[2] / "target" / "bench" / "fleet.json"
 _PLACES = ("memory", "disk", "shared")
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--chunk-bytes", type=int, default=Fleet.chunk_bytes)
     parser.add_argument("--load-deadline-s", type=float, default=Fleet.load_deadline_s)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--results", type=Path, metavar="FILE", help=HELP)
     for name, value in vars(Rates()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=value)
     arguments = parser.parse_args()
@@ -62,11 +64,34 @@ def main() -> None:
         for has_shared in (False, True)
         for case in [_Case(nodes, routing, has_shared)]
     ]
-    print_table("Fleets, by simulation", _HEADER, [[*map(str, row)] for row in rows])
+    table = make_table("Fleets, by simulation", _HEADER, [[*map(str, row)] for row in rows])
+    print_table(table)
+    if arguments.results:
+        _write_results(arguments, rates, Section(table))
     _OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     document = [dict(zip(_HEADER, row, strict=True)) for row in rows]
     _OUTPUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"Results: {_OUTPUT}")
+
+
+def _write_results(arguments: argparse.Namespace, rates: Rates, section: Section) -> None:
+    fleet = Fleet(1)
+    load = (
+        f"{arguments.requests} requests of each node, {arguments.requests_per_s} a second"
+        if arguments.trace is None
+        else f"The trace {arguments.trace.name}"
+    )
+    conditions = [
+        "A discrete-event simulation: the machine does not change the figures.",
+        f"{load}, seed {arguments.seed}.",
+        f"A chunk: {arguments.chunk_tokens} tokens, {arguments.chunk_bytes:,} bytes.",
+        f"A node: {fleet.memory_chunks} chunks of memory, {fleet.disk_chunks:,} chunks of disk.",
+        f"The shared tier has no limit. Loads over {arguments.load_deadline_s} s are late.",
+        "Rates: " + ", ".join(f"{name} {value:,.0f}" for name, value in vars(rates).items()) + ".",
+        "memory, disk, shared: where the chunks of the prompts were found.",
+    ]
+    title = "Fleets with and without a shared tier"
+    write_results(arguments.results, title, "make fleet", conditions, [section])
 
 
 def _simulate(case: _Case, arguments: argparse.Namespace, rates: Rates) -> Outcome:

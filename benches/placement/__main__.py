@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benches.eviction.traces import PUBLIC_TRACES, TraceError, convert, find
-from benches.tables import print_table
+from benches.results import HELP, Section, write_results
+from benches.tables import make_table, print_table
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _OUTPUT = _REPOSITORY / "target" / "bench" / "placement.json"
@@ -56,9 +57,25 @@ def main() -> int:
     _OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     _OUTPUT.write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
     header, *rows = rows_of(documents)
-    print_table("Write amplification", header, rows)
+    table = make_table("Bytes written to flash for each byte that the host writes", header, rows)
+    print_table(table)
+    if arguments.results:
+        _write_results(arguments, Section(table))
     print(f"Results: {_OUTPUT}")
     return 0
+
+
+def _write_results(arguments: argparse.Namespace, section: Section) -> None:
+    conditions = [
+        f"A model of a drive of {arguments.size // _GIB} GiB with {_STREAMS} write streams.",
+        "A whole store plays the traces on a loop device. Timing of its threads moves the figures.",
+        "public: the traces of benches/traces/README.md. made: traces by rule.",
+        "discard: `free` discards freed extents, `format` only when the store is formatted.",
+        "spare flash: flash beyond the size of the drive. saved: flash bytes saved by streams.",
+        "Measured after twice the size of the drive was written.",
+    ]
+    title = "Write streams in a model of a drive"
+    write_results(arguments.results, title, "make placement", conditions, [section])
 
 
 def rows_of(documents: list[Document]) -> list[list[str]]:
@@ -142,6 +159,7 @@ def _parse_arguments() -> argparse.Namespace:
         metavar="GIB",
         help="size of the drive (default: 8)",
     )
+    parser.add_argument("--results", type=Path, metavar="FILE", help=HELP)
     return parser.parse_args()
 
 

@@ -65,48 +65,48 @@ _FailureCode: TypeAlias = Literal[
 # Of a chunk whose owner vouches that it is what anybody asks for under its key.
 ANY_VARIANT: Final[int]
 FAILURE_CODES: Final[tuple[_FailureCode, ...]]
-"""Kinds of failures of a batch; docs/how-to/operations.md says what each means."""
+"""Codes of failed batches; docs/reference/errors.md has the action for each."""
 
 class KvRingError(Exception):
-    """Base of every error that kvring raises, but for OSError where the system refuses a path."""
+    """Base of every error of kvring, except OSError."""
 
 class ConfigError(KvRingError):
-    """An option is unknown, missing, out of range, or a path that no store can be on."""
+    """An option is unknown, missing or out of range, or no store can be at a path."""
 
 class InUseError(KvRingError):
-    """Another live connector has the store open, or something else has the block device.
+    """Another live connector has the store open, or a program has the block device.
 
-    The message names its process and host, or what it is.
+    The message names the process and its host.
     """
 
 class FormatError(KvRingError):
-    """The store was written by a newer kvring; it is left as it is."""
+    """A newer kvring wrote the store, which is left unchanged."""
 
 class NotFormattedError(KvRingError):
-    """The block device holds something that kvring has not written; nothing was written."""
+    """The block device holds foreign data, which is left unchanged."""
 
 class EngineError(KvRingError):
-    """The I/O engine, io_uring if that was asked for, cannot start; the message tells why."""
+    """The I/O engine cannot start; the message has the cause."""
 
 class SubmitError(KvRingError):
-    """A batch was refused as a whole, and nothing of it is queued; or keys are not removed."""
+    """A batch is refused as a whole, and nothing of it is queued; or keys are not removed."""
 
     position: int | None
-    """Which key or buffer of the batch is wrong, from 0 on; None if it is not one of them."""
+    """Position of the wrong key or buffer in the batch, from 0 on; None if none is wrong."""
 
 class ClosedError(SubmitError):
     """The connector is closed."""
 
 def build_info() -> dict[str, str | int | None]:
-    """Tell what this build is.
+    """Return facts of this build.
 
     Returns:
-        `version`, `commit` (None but in a release), `compiler`, `target`, `profile`,
-        `format_version` and `device_format_version` of the stores that it makes.
+        `version`, `commit` or None, `compiler`, `target`, `profile`, `format_version`,
+        `device_format_version`.
     """
 
 def options() -> dict[str, dict[str, str | None]]:
-    """Tell every option that Connector takes: name -> {unit, default, range, meaning}."""
+    """Return every option of a store by name: `unit`, `default`, `range`, `meaning`."""
 
 def check_options(path: Paths, capacity: Capacities, **options: Any) -> None:
     """Read options as Connector does, look at what the paths are, and open nothing.
@@ -220,41 +220,37 @@ def format_device(
 
 @disjoint_base
 class Connector:
-    """A store of KV-cache chunks on a local disk, as LMCache's native_plugin adapter wants it.
+    """A store with batches and completions. LMCache's native_plugin adapter loads this class.
 
-    Keys are strings of up to 4096 bytes in UTF-8. Chunks have 1 byte to 2 GiB, and at most an
-    eighth of the capacity, or 64 MiB where that is more and fits: `stats()["max_chunk_bytes"]`.
-    Memory is any contiguous buffer at any address, or a contiguous tensor of torch on the CPU, of
-    any dtype; it is held from submit until its completion has been drained. No submit blocks.
-    A wrong batch raises SubmitError, which names the first wrong key or buffer by its index;
-    nothing of the batch is queued.
+    A submit queues a batch, without blocking, and returns a future id. Its completion arrives once,
+    from `drain_completions()`.
+
+    - Keys and memory are those of `Store`. Memory is held until its completion is drained.
+    - A chunk that is too long fails alone. A wrong key or buffer raises SubmitError with its
+      `position`, and nothing is queued.
+    - A GET sees every SET that was answered before its submit. SETs and DELETEs of one key keep
+      their order.
+    - The content of a buffer whose key was answered False is undefined.
+    - Loads have priority: SETs wait for loads up to about 1 s.
+    - A store has one owner. In a fork every call is refused.
+    - An exit without `close()` is like a crash: no completed operation is lost.
+    - After `close()` calls raise ClosedError, except those of statistics, epochs and completions.
     """
 
     def __new__(cls, path: Paths, capacity: Capacities, **options: Any) -> Self:
         """Open the store at `path`, or at several paths that share its keys.
 
-        A directory is made if it is missing, a block device formatted if there is nothing on it.
-
         Args:
-            path: Directory of the store, or block device, or a list of up to 30 of them.
-            capacity: Most bytes that it takes on disk at each path (a whole number of any type), or
-                a string such as "500GiB", or "all" of a block device, or a list with one for each
-                path.
+            path: Directory or block device, or a list of up to 30 of them.
+            capacity: Maximum bytes on disk at each path: a number, a string such as "500GiB", "all"
+                of a block device, or a list with one for each path.
             **options: See `kvring.options()`.
 
-        docs/how-to/operations.md lists all reasons ("Why an open fails").
-
         Raises:
-            ConfigError: An option is unknown, missing or does not fit, or no store can be at the
-                path.
-            KvRingError: The paths do not belong together, or something else is in the place of a
-                file of the store.
-            InUseError: Another live connector has the store open, or something else the device.
-            FormatError: The store was written by a newer kvring.
-            NotFormattedError: The block device holds something that kvring has not written.
-            EngineError: The engine cannot start: with engine "io_uring" where it is refused.
-            OSError: The path cannot be made, opened, read or written, or the system has no thread,
-                memory, address space or descriptor.
+            KvRingError: docs/reference/errors.md has all reasons ("Why an open fails"), and their
+                classes.
+            OSError: A system call failed.
+
         """
 
     def event_fd(self) -> int:
@@ -267,242 +263,112 @@ class Connector:
         *,
         variants: Sequence[int] | None = None,
     ) -> int:
-        """Store chunks; return the future id.
+        """Store chunks: True per key that is stored, has these bytes already, or is not admitted.
 
-        A key stored with the very same bytes is not written again; with other bytes it is
-        replaced. The completion is ok if every key was stored; its bools say which were. A chunk
-        that is longer than `stats()["max_chunk_bytes"]` fails alone. A batch past
-        `set_queue_bytes`, or past 131,072 keys, fails at once with the code "queue_full"; where no
-        SET is queued a batch of any length is taken. `variants`, one for each chunk, are 32-bit
-        fingerprints of what its bytes mean beyond its key; loads by this class find those of 0.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: Counts differ, a key is too long or no str of valid Unicode, a buffer is
-                none or not contiguous, a tensor is not on the CPU, a chunk is empty.
+        A batch beyond `set_queue_bytes` or 131,072 keys fails with "queue_full", if others are
+        queued. `variants`: docs/how-to/weights.md.
         """
 
     def submit_batch_get(self, keys: list[str], memoryviews: Sequence[Memory]) -> int:
-        """Load chunks; return the future id.
-
-        A key that is not stored in exactly its buffer's length is answered False and
-        leaves its buffer as it was.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: As for a set, but for empty chunks; a buffer is read-only.
-        """
+        """Load chunks: True per key whose buffer, of exactly its length, holds the chunk."""
 
     def submit_batch_exists(self, keys: list[str]) -> int:
-        """Ask which keys are stored; return the future id.
-
-        Keys of a path whose threads have failed are answered False: nobody can load them.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
-        """
+        """Look keys up: True per stored key, which is leased for `lease_s`."""
 
     def submit_batch_delete(self, keys: list[str]) -> int:
-        """Remove keys; return the future id.
-
-        Answered from memory, the space is freed behind it. Every key is answered True: it means
-        "not here any more", so that LMCache's accounting also comes down for keys that were gone
-        before.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
-        """
+        """Remove keys: True per key, as it is absent now."""
 
     def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
-        """Return what completed since the last call; empty when nothing did, and after close().
-
-        Each batch is a tuple: future id, ok, error text, one bool per key.
-        """
+        """Return new completions: future id, ok, error text, and one bool per key."""
 
     def drain_coded_completions(
         self,
     ) -> list[tuple[int, _FailureCode | None, str, list[bool]]]:
-        """Do the same with the kind of the failure in the place of ok: None if all succeeded."""
+        """Return the same with a code of `FAILURE_CODES` in the place of ok; None on success."""
 
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
-        """Take nothing new, finish what is queued, make all durable, release every buffer.
+        """Finish the queue, make all durable, and close the store, in `timeout_s` plus 1 s at most.
 
-        It returns after `timeout_s` and one second at the latest, whatever a drive or a frozen
-        file system does. What is left then, the result and the log say, and threads go on with
-        it: until they are done the store stays locked, for this process too. Idempotent: a second
-        call waits for the first and returns the same. Does nothing in a fork of the process that
-        opened it.
-
-        Args:
-            timeout_s: 0 to 3600.
-            drain_s: How much of it is for what is queued, 0 to `timeout_s`; by default half of it.
-                What is still queued then is lost.
+        `drain_s` of that, by default half, is for the queue, whose rest is dropped.
 
         Returns:
-            `shutdown_clean`: the store is marked as closed in order; `partial_flush`: operations
-            were dropped, or are not answered yet; `abandoned`: how many; `memory_held`: the
-            kernel did not finish in time, and still has memory of callers, who must leave it
-            where it is (otherwise no buffer is touched any more); `timed_out`: threads go on;
-            `not_durable`: how many stores and removals, at most, power loss may undo.
-
-        Raises:
-            ConfigError: `timeout_s` or `drain_s` is out of range.
+            `shutdown_clean`; `partial_flush`, `abandoned`: operations dropped; `memory_held`: the
+            kernel has buffers, which must stay mapped; `timed_out`: threads continue, and keep the
+            store locked; `not_durable`: SETs and removals that power loss may undo.
         """
 
     @property
     def metrics_port(self) -> int | None:
-        """The option of this name; None if it is off."""
+        """Option `metrics_port`; None if it is off."""
 
     @property
     def recovery(self) -> dict[str, Any]:
-        """What opening found: chunks `kept`, and how many records it threw out and why.
-
-        `clean_shutdown` tells how the store was left, `reset` why the whole index was given up, if
-        it was, `truncated` whether it was cut short; `to_verify` chunks are still to be read after
-        a crash. Thrown out: `torn`, `out_of_range`, `overlapping`, `duplicate`, `expired`, `moved`,
-        `stale`; `unreadable_pages` of the index, `orphans` (files).
-        docs/reference/metrics.md explains each.
-        """
+        """Result of the open (docs/reference/metrics.md)."""
 
     def stats(self) -> dict[str, Any]:
-        """Return state and counters as one dict, sizes in bytes, flat but for `paths`.
-
-        `paths` is a list with a dict for each path; the other numbers are the sums of theirs.
-        docs/how-to/operations.md tells what each name means.
-        """
+        """Return state and counters (docs/reference/metrics.md)."""
 
     def latency_histograms(
         self,
     ) -> list[tuple[str, str, list[tuple[int, int]], int, int]]:
-        """Tell how long operations took since the open.
-
-        Returns:
-            For "get", "set" and "delete", and their phases "wait", "device" and "total": class,
-            phase, upper bounds in microseconds with the number of operations up to each, number of
-            all operations, and about what they took together in microseconds.
-        """
+        """Return class, phase, cumulative buckets, count and sum of latencies, in us."""
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """Return what operators watch, in the groups "storage", "writer" and "lookup".
-
-        Their names do not clash, so that the groups can be merged; docs/reference/metrics.md tells
-        the meaning and unit of each.
-        """
+        """Return counters in groups (docs/reference/metrics.md)."""
 
     def submit_batch_prefix(self, keys: list[str]) -> int:
-        """Ask how many leading keys are stored; return the future id.
-
-        Answered like submit_batch_exists: True for each leading key that is stored, False from the
-        first on that is not. What is found is leased as one.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
-        """
+        """Look keys up: True for the leading stored keys, which are leased together."""
 
     def set_epoch(self, name: str) -> None:
-        """Begin an epoch of weights that change under one model name.
-
-        What was stored in another epoch is missed from now on, and found again when that returns. A
-        store is opened in the epoch "".
-
-        Args:
-            name: Any text, for instance the step of the training.
-        """
+        """Begin an epoch of weights under one model name (docs/how-to/weights.md)."""
 
     def epoch(self) -> int:
-        """Return the 32-bit fingerprint of the epoch of now; 0 for ""."""
+        """Return the fingerprint of the current epoch."""
 
     def pin(self, keys: list[str]) -> list[bool]:
-        """Pin those of the keys that are stored; return of each whether it is pinned now.
+        """Keep stored keys until `unpin()`, a DELETE or `close()`; return which are pinned.
 
-        A pinned key is neither evicted nor expires until it is unpinned or deleted, or the store
-        is closed; what replaces its chunk is pinned in its place. Half of the capacity at most is
-        pinned, by the place that chunks take.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
+        Pins cover at most half of the capacity and of the index.
         """
 
     def unpin(self, keys: list[str]) -> list[bool]:
-        """Take pins back; tell of each key whether it was pinned.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
-        """
+        """Remove pins; return which keys were pinned."""
 
     def touch(self, keys: list[str]) -> list[bool]:
-        """Count a use of each key now, without loading it; return which are stored.
-
-        For chunks that a tier above serves: they are evicted later and expire later, as after a
-        load.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: A key is too long or no str of valid Unicode.
-        """
+        """Count a use of keys that a tier above serves; return which are stored."""
 
     def usage(self) -> dict[str, dict[str, int | None]]:
-        """Tell what each namespace takes, by its name: the model, or "model@salt".
-
-        Keys that are not of LMCache's form belong to the namespace "".
+        """Return space by namespace: `model` or `model@salt`, after `identity#` if set.
 
         Returns:
-            `keys` stored, the `allocated_bytes` of their chunks on disk, `writing_keys`,
-            `remembered_keys` (evicted or not admitted), `quota_bytes` or None.
-
-        Raises:
-            ClosedError: close() was called.
+            `keys`, `allocated_bytes`, `writing_keys`, `remembered_keys`, `quota_bytes` or None.
         """
 
     def keys(
         self, namespace: str, cursor: int = 0, limit: int = 1000
     ) -> tuple[list[tuple[str, str]], int | None]:
-        """List keys of a namespace that are stored or being written.
-
-        Args:
-            namespace: As in usage().
-            cursor: 0, or what the call before returned.
-            limit: At least so many keys are returned, if there are; some more may be.
+        """List at least `limit` keys of a namespace, if there are as many, from `cursor` on.
 
         Returns:
-            Pairs of key and state ("stored" or "writing"), and the cursor to go on with, None at
-            the end.
-
-        Raises:
-            ClosedError: close() was called.
+            Pairs of key and state ("stored" or "writing"), and the next cursor or None.
         """
 
     def register_memory(
         self, memory: Memory | int, length_bytes: int | None = None
     ) -> RegisteredMemory:
-        """Register writable memory, so that transfers inside it need no page looked up.
+        """Register memory until `close()` of the result: transfers in it need no page pinning.
 
-        A buffer is held until it is closed. Memory given by its address and `length_bytes` must
-        stay mapped as it is until then. What the system refuses is said once in the log, and goes
-        without.
-
-        Raises:
-            ClosedError: close() was called.
-            SubmitError: It has no bytes, is read-only, or overlaps with memory that is registered.
-            TypeError: An address comes without `length_bytes`, or a buffer with it.
+        It counts against RLIMIT_MEMLOCK. Memory by address must stay mapped.
         """
 
     def purge(self, namespace: str) -> dict[str, Any]:
-        """Remove everything of a namespace that is not pinned, also what is being written.
+        """Remove stored and queued keys of a namespace, and wait for the index file.
 
         Returns:
-            `keys` that were stored, payload `bytes` of their chunks, and the keys that stayed
-            because they are `pinned`.
+            `keys` and payload `bytes` removed, and the `pinned` keys, which stay.
 
         Raises:
-            ClosedError: close() was called.
-            SubmitError: The index of a path takes no change, and nothing is removed; or it did
-                not take all of it, and a restart may bring keys back.
+            SubmitError: The index file refuses; a restart may bring keys back.
         """
 
     def change_limits(
@@ -512,54 +378,22 @@ class Connector:
         ttl: float | str | None = None,
         quotas: Mapping[str, int | str] | None = None,
     ) -> None:
-        """Change limits of the open store; what is not given stays.
+        """Change limits until the next open; evict what is beyond them in the background.
 
-        What no longer fits is evicted in the background, but for what is pinned, leased, read or
-        being written; `used_bytes` in `stats()` tells how far that is. The next open has the limits
-        that it is given.
-
-        Args:
-            capacity: Bytes, or a size such as "500GiB"; of each path if there are several, in the
-                proportion that they have.
-            ttl: Seconds, or a string such as "7d"; "off" for none. What is stored has it too.
-            quotas: Bytes, or sizes, of the namespaces that change; "none" takes a quota away.
-
-        Raises:
-            ClosedError: close() was called.
-            ConfigError: Nothing has changed, as a value does not fit: a block device, another
-                proportion of capacities, too little for the index or for what is pinned, or more
-                than the file system has.
+        Several capacities keep their ratio. "none" removes a quota.
         """
 
     def limits(self) -> dict[str, Any]:
-        """Return the limits as they are now.
-
-        Returns:
-            `capacity_bytes` by path in use, `ttl_s` or None, `quota_bytes` by namespace.
-
-        Raises:
-            ClosedError: close() was called.
-        """
+        """Return `capacity_bytes` by path, `ttl_s` or None, and `quota_bytes` by namespace."""
 
     def expire(self) -> int:
-        """Take out what was not used for longer than `ttl`, now; return how many chunks.
-
-        It happens by itself as well.
-
-        Raises:
-            ClosedError: close() was called.
-        """
+        """Remove chunks past `ttl` now; return their number."""
 
     def check(self) -> dict[str, Any]:
-        """Compare index, order of eviction, namespaces and space while everything stands still.
+        """Cross-check index, eviction order, namespaces and space.
 
         Returns:
-            `keys`, `stored_bytes` of their chunks on disk, `moving_bytes` (being written, read for
-            the last time, or about to be freed), `reserved_bytes` (of quotas, for chunks on their
-            way in), and `problems`, an empty list if all is well.
-
-        Raises:
-            ClosedError: close() was called.
+            `keys`, `stored_bytes`, `moving_bytes`, `reserved_bytes`, and a list of `problems`.
         """
 
     def __enter__(self) -> Self: ...
@@ -816,17 +650,14 @@ class BlockingStore:
 
 @final
 class RegisteredMemory:
-    """Memory that a connector has registered, until it is closed or dropped."""
+    """Memory of `register_memory()`, until it is closed or dropped."""
 
     @property
     def registered_bytes(self) -> int:
-        """Bytes from its start on that were registered; the log says why, if not all."""
+        """Registered bytes from its start on; the log has the reason if not all."""
 
     def close(self) -> None:
-        """Unregister it, and let the buffer go. Idempotent; in a fork of the owner without effect.
-
-        A transfer in the kernel keeps its pages to its end. It waits for 1 s at most.
-        """
+        """Unregister it, and release the buffer. It waits for transfers, 1 s at most."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

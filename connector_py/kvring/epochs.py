@@ -9,20 +9,10 @@ __all__ = ["set_epoch"]
 
 
 def set_epoch(path: str | Path, name: str, *, index_path: str | Path | None = None) -> None:
-    """Begin an epoch in a store that another process, or this one, has open.
-
-    What was stored in another epoch is missed from now on, and found again when that returns.
-    docs/how-to/weights.md says when.
-
-    Args:
-        path: One of the paths of the store.
-        name: Any text, for instance the step of the training. "" is that in which stores are
-            opened.
-        index_path: Where the index is, if it is elsewhere.
+    """Begin an epoch of weights in an open store, also of another process (docs/how-to/weights.md).
 
     Raises:
-        KvRingError: Nobody has a store open there, or its owner cannot do it.
-        OSError: Its owner cannot be asked.
+        KvRingError: The store is not open, or its owner refuses.
     """
     index = None if index_path is None else Path(index_path)
     if ask(Path(path), index, {"ask": "epoch", "name": name}) is None:

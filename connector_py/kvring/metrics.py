@@ -20,7 +20,7 @@ from prometheus_client.core import (
 
 from kvring._native import Connector, KvRingError, __version__
 
-__all__ = ["StoreCollector", "collector"]
+__all__ = ["SOURCES", "StoreCollector", "collector"]
 
 # Each namespace is a series: a store may have many tenants.
 _MOST_NAMESPACES: Final = 50
@@ -30,25 +30,25 @@ _OTHERS: Final = "(others)"
 _LABELLED: Final = (
     (
         "kvring_lookups",
-        "Keys that were looked up.",
+        "Keys looked up.",
         "result",
         {"hit": "exists_hits", "miss": "exists_misses"},
     ),
     (
         "kvring_loads",
-        "Keys that were to be loaded.",
+        "Keys to load.",
         "result",
         {"hit": "get_hits", "miss": "get_misses"},
     ),
     (
         "kvring_load_failures",
-        "Loads that missed although the key was stored.",
+        "Misses of stored keys.",
         "reason",
         {"late": "get_late", "read_error": "read_errors", "checksum": "checksum_mismatch"},
     ),
     (
         "kvring_stores",
-        "Keys that were to be stored.",
+        "Keys to store.",
         "result",
         {
             "stored": "set_stored",
@@ -61,7 +61,7 @@ _LABELLED: Final = (
     ),
     (
         "kvring_store_failures",
-        "Keys that could not be stored, by the code that their caller got.",
+        "Keys that were not stored, by the code of the failure.",
         "reason",
         {
             "queue_full": "set_rejected_queue_full",
@@ -77,31 +77,31 @@ _LABELLED: Final = (
     ),
     (
         "kvring_deletes",
-        "Keys that were to be deleted.",
+        "Keys to delete.",
         "result",
         {"deleted": "deleted", "absent": "delete_absent"},
     ),
     (
         "kvring_removed_chunks",
-        "Chunks that went without being deleted.",
+        "Chunks removed otherwise than by DELETE.",
         "reason",
         {"evicted": "evicted", "expired": "expired", "purged": "purged"},
     ),
     (
         "kvring_removed_bytes",
-        "Bytes of the chunks that went without being deleted.",
+        "Bytes of chunks removed otherwise than by DELETE.",
         "reason",
         {"evicted": "evicted_bytes", "expired": "expired_bytes"},
     ),
     (
         "kvring_transferred_bytes",
-        "Payload that was moved between memory and the drive.",
+        "Payload moved between memory and the drive.",
         "op",
         {"read": "read_bytes", "write": "written_bytes"},
     ),
     (
         "kvring_unwritten_bytes",
-        "Payload of stores that were not written, which spares the drive.",
+        "Payload that was not written, to spare the drive.",
         "reason",
         {"not_admitted": "not_admitted_bytes", "over_write_budget": "over_write_budget_bytes"},
     ),
@@ -113,38 +113,38 @@ _LABELLED: Final = (
     ),
     (
         "kvring_missed_hits",
-        "Lookups and loads that missed, and would have hit with a larger capacity.",
+        "Misses that a larger capacity would hit.",
         "capacity",
         {"1.5x": "would_hit_at_1_5x", "2x": "would_hit_at_2x"},
     ),
 )
 
 _COUNTERS: Final = (
-    ("kvring_bounced_bytes", "Payload that was copied on its way.", "bounced_bytes"),
-    ("kvring_transfers", "Transfers that were given to the drive.", "transfers"),
-    ("kvring_slow_transfers", "Transfers that took longer than a second.", "transfers_slow"),
-    ("kvring_leases_refused", "Leases that lookups did not get.", "leases_refused"),
+    ("kvring_bounced_bytes", "Payload copied through bounce buffers.", "bounced_bytes"),
+    ("kvring_transfers", "Transfers sent to the drive.", "transfers"),
+    ("kvring_slow_transfers", "Transfers of more than 1 s.", "transfers_slow"),
+    ("kvring_leases_refused", "Leases refused to lookups.", "leases_refused"),
     (
         "kvring_other_variant",
-        "Misses of chunks that are stored with another dtype, shape, weights or epoch.",
+        "Misses of chunks stored with another dtype, shape, weights or epoch.",
         "other_variant",
     ),
     (
         "kvring_returned_keys",
-        "Stores of keys that were evicted or not admitted, and are remembered.",
+        "Stores of remembered keys, which were evicted or not admitted.",
         "returned_keys",
     ),
-    ("kvring_abandoned_operations", "Operations that close() dropped.", "abandoned"),
+    ("kvring_abandoned_operations", "Operations dropped by close().", "abandoned"),
 )
 
 _GAUGES: Final = (
-    ("kvring_in_flight_operations", "Keys submitted and not answered.", "in_flight"),
-    ("kvring_store_queue_bytes", "Bytes of stores that are not answered.", "set_queued_bytes"),
-    ("kvring_store_queue_operations", "Stores that are not answered.", "set_queued_operations"),
-    ("kvring_registered_bytes", "Memory that is registered with the rings.", "registered_bytes"),
+    ("kvring_in_flight_operations", "Unanswered operations.", "in_flight"),
+    ("kvring_store_queue_bytes", "Bytes of unanswered stores.", "set_queued_bytes"),
+    ("kvring_store_queue_operations", "Unanswered stores.", "set_queued_operations"),
+    ("kvring_registered_bytes", "Registered memory.", "registered_bytes"),
     (
         "kvring_eviction_bonus",
-        "What adaptive eviction takes a chunk without uses for, in doublings of uses.",
+        "Worth of an unused chunk to adaptive eviction, in doublings of uses.",
         "eviction_bonus",
     ),
     (
@@ -152,21 +152,27 @@ _GAUGES: Final = (
         "Share of requests whose new chunks are stored, of namespaces without a quota.",
         "admitted_share",
     ),
-    ("kvring_open_seconds", "Time since the store was opened.", "open_s"),
-    ("kvring_io_threads", "Threads that take work and move bytes.", "io_threads"),
+    ("kvring_open_seconds", "Time since the open.", "open_s"),
+    ("kvring_io_threads", "I/O threads that work now.", "io_threads"),
 )
 
 _OF_PATHS: Final = (
-    ("kvring_chunks", "Chunks that are stored.", "keys"),
-    ("kvring_stored_bytes", "Payload that is stored.", "stored_bytes"),
-    ("kvring_allocated_bytes", "Data files that hold chunks, in whole blocks.", "allocated_bytes"),
-    ("kvring_used_bytes", "What data files and index take of the capacity.", "used_bytes"),
-    ("kvring_capacity_bytes", "Capacity.", "capacity_bytes"),
-    ("kvring_leased_bytes", "Data that must stay for loads to come.", "leased_bytes"),
-    ("kvring_pinned_bytes", "Data that is pinned.", "pinned_bytes"),
-    ("kvring_path_stuck", "Whether the drive answers nothing.", "stuck"),
-    ("kvring_path_unused", "Whether much was written long since, and nothing found.", "unused"),
+    ("kvring_chunks", "Chunks stored.", "keys"),
+    ("kvring_stored_bytes", "Payload stored.", "stored_bytes"),
+    ("kvring_allocated_bytes", "Disk space of chunks, in whole blocks.", "allocated_bytes"),
+    ("kvring_used_bytes", "Capacity in use, by data files and index.", "used_bytes"),
+    ("kvring_capacity_bytes", "Configured capacity.", "capacity_bytes"),
+    ("kvring_leased_bytes", "Disk space of leased chunks.", "leased_bytes"),
+    ("kvring_pinned_bytes", "Disk space of pinned chunks.", "pinned_bytes"),
+    ("kvring_path_stuck", "1 if the drive answers nothing.", "stuck"),
+    ("kvring_path_unused", "1 if the path was written to and never hit.", "unused"),
 )
+
+# Of each metric that is of stats(): its name there, or those by value of the label.
+SOURCES: Final[dict[str, str | dict[str, str]]] = {
+    **{name: values for name, _, _, values in _LABELLED},
+    **{name: source for name, _, source in (*_COUNTERS, *_GAUGES, *_OF_PATHS)},
+}
 
 
 class StoreCollector:
@@ -224,7 +230,7 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
             yield family
     unused = SummaryMetricFamily(
         "kvring_evicted_unused_seconds",
-        "For how long chunks had not been used when they were evicted.",
+        "Idle time of evicted chunks.",
         labels=["store"],
     )
     for store, stats in stores:
@@ -238,7 +244,7 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
         yield family
     streams = CounterMetricFamily(
         "kvring_stream_written_bytes",
-        "Chunks that were written to a write stream of the drive, in whole blocks.",
+        "Bytes written to a write stream, in whole blocks.",
         labels=["store", "path", "stream", "content"],
     )
     for store, path in paths:
@@ -248,15 +254,15 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
     yield streams
     up = GaugeMetricFamily(
         "kvring_path_up",
-        "Whether the path is in use and has not failed. The last one stays in use when it fails.",
+        "1 if the path is in use and has not failed.",
         labels=["store", "path"],
     )
     healthy = GaugeMetricFamily(
-        "kvring_path_healthy", "Whether nothing fails at the path now.", labels=["store", "path"]
+        "kvring_path_healthy", "1 if nothing fails at the path now.", labels=["store", "path"]
     )
     engine = GaugeMetricFamily(
         "kvring_engine_info",
-        "What moves the bytes, and the version of kvring.",
+        "Always 1.",
         labels=["store", "engine", "version"],
     )
     for store, path in paths:
@@ -272,7 +278,7 @@ def _state(stores: list[tuple[str, dict[str, Any]]]) -> Iterator[Metric]:
 def _namespaces(stores: list[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[Metric]:
     taken = GaugeMetricFamily(
         "kvring_namespace_bytes",
-        f"What a namespace takes on disk; those past the largest {_MOST_NAMESPACES} together.",
+        f"Disk space of the largest {_MOST_NAMESPACES} namespaces, and of the others.",
         labels=["store", "namespace"],
     )
     for store, usage in stores:
@@ -289,12 +295,12 @@ def _namespaces(stores: list[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator
 def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
     found = GaugeMetricFamily(
         "kvring_recovered_records",
-        "What became of the records that the open found.",
+        "Numbers of recovery.",
         labels=["store", "outcome"],
     )
     reset = GaugeMetricFamily(
         "kvring_index_reset",
-        "Whether the open lost the whole index of a path; the log has the reason.",
+        "1 if the open lost the whole index of a path.",
         labels=["store"],
     )
     for path, store in stores:
@@ -310,7 +316,7 @@ def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
 def _latencies(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
     family = HistogramMetricFamily(
         "kvring_latency_seconds",
-        "How long operations waited, were in the drive, and took from submit to answer.",
+        "Latency of operations.",
         labels=["store", "op", "phase"],
     )
     for path, store in stores:

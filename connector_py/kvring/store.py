@@ -27,11 +27,11 @@ _ResultT = TypeVar("_ResultT")
 
 
 class ChunkError(KvRingError):
-    """A chunk was not stored, loaded or deleted. The message names its key and the reason.
+    """A chunk was not stored, loaded or deleted; it has `key` and `code`.
 
     Attributes:
         key: The key.
-        code: The kind of the failure, one of `kvring.FAILURE_CODES`, or None.
+        code: One of `kvring.FAILURE_CODES`, or None.
     """
 
     def __init__(self, key: str, code: str | None, reason: str) -> None:
@@ -46,7 +46,7 @@ class ChunkError(KvRingError):
 
 
 class ChunkTimeoutError(ChunkError, TimeoutError):
-    """A chunk was not stored, loaded or deleted in time. Its memory is in use until `close()`."""
+    """The time of a call is over."""
 
 
 class _Deadline:
@@ -82,22 +82,19 @@ def _refuse_objects(key: str, memory: Any) -> None:
 
 
 class Store:
-    """Chunks of bytes under keys on a local disk: `kvring.open()` returns one.
+    """Chunks of bytes under keys on a local drive: `kvring.open()` returns it.
 
-    A chunk may be gone at any time: evicted, expired, or not admitted (option `admit`). A miss is
-    None and no error. Several threads may use a store; a fork may not, and opens its own.
-
-    Keys are strings of up to 4096 bytes in UTF-8; `model@kv_rank@object_group@chunk_hash` gives a
-    key a namespace. A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity, or 64 MiB
-    where that is more and fits. Memory is a contiguous buffer (bytes, bytearray, memoryview, an
-    array of numpy) or a tensor of torch on the CPU. Page-aligned memory is moved without a copy.
-
-    Each call ends after its `timeout_s` (0 to 3600 seconds), or with an exception of a signal's
-    handler, such as KeyboardInterrupt. The transfer may then be under way: change its memory only
-    after `close()`. The store remains usable.
-
-    Every method raises ClosedError after `close()`, SubmitError for a key or memory that cannot be
-    used and in a fork, and ConfigError for a `timeout_s` out of range.
+    - A chunk may go at any time: evicted, expired, or not admitted (option `admit`).
+    - A key is text of up to 4096 bytes in UTF-8. In `model@kv_rank@object_group@chunk_hash`,
+      optionally with `@salt`, model and salt are its namespace.
+    - A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity (64 MiB if that is more):
+      `stats()["max_chunk_bytes"]`.
+    - Memory is a contiguous buffer (bytes, bytearray, memoryview, numpy) or a CPU tensor of torch.
+      Page-aligned memory is moved without a copy.
+    - A failure raises ChunkError, a `timeout_s` that passes ChunkTimeoutError. The memory is then
+      in use until `close()`, as after Ctrl-C; the store stays usable.
+    - Threads may share a store. A fork may not use it.
+    - A wrong key or buffer raises SubmitError, a call after `close()` ClosedError.
     """
 
     def __init__(
@@ -108,16 +105,11 @@ class Store:
 
     @property
     def connector(self) -> Connector:
-        """The connector below, for `stats()`, pins, namespaces; submit and drain nothing there."""
+        """The `Connector`, for `stats()`, pins and namespaces; do not submit or drain there."""
         return self._connector
 
     def put(self, key: str, memory: "Memory", *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Store a chunk. It replaces the one under this key.
-
-        Raises:
-            ChunkError: It was not stored: no space, an I/O error, too long.
-            ChunkTimeoutError: It was not stored in `timeout_s` seconds, and may be later.
-        """
+        """Store a chunk. It replaces the one under this key."""
         deadline = _Deadline(timeout_s)
         _refuse_objects(key, memory)
         self._answers(self._calls.put, [key], [memory], deadline=deadline)
@@ -127,19 +119,11 @@ class Store:
     @overload
     def get(self, key: str, out: _MemoryT, *, timeout_s: float = ...) -> _MemoryT | None: ...
     def get(self, key: str, out: Any = None, *, timeout_s: float = _TIMEOUT_S) -> Any:
-        """Load a chunk.
-
-        Args:
-            key: The key.
-            out: Writable memory of exactly the chunk's length; without it a bytearray is made.
-            timeout_s: Seconds to wait at most.
+        """Load a chunk into `out`, of exactly its length, or into a new bytearray.
 
         Returns:
-            `out`, or the bytearray; None for a miss, and the content of `out` is undefined.
+            The memory; None for a miss, with undefined content.
 
-        Raises:
-            ChunkError: `out` has another length than the chunk.
-            ChunkTimeoutError: It was not loaded in time.
         """
         return self._get([key], None if out is None else [out], timeout_s)[0]
 
@@ -158,37 +142,19 @@ class Store:
         *,
         timeout_s: float = _TIMEOUT_S,
     ) -> list[Any]:
-        """Load chunks together. Arguments, results and errors are those of `get()`, for each key.
-
-        Args:
-            keys: The keys.
-            outs: Memory for each key.
-            timeout_s: Seconds to wait for all of them at most.
-        """
+        """Load chunks together, each as by `get()`."""
         return self._get(keys, outs, timeout_s)
 
     def exists(self, key: str) -> bool:
-        """Tell whether a chunk is stored. It is then kept for `lease_s` seconds, to be loaded."""
+        """Return whether a chunk is stored; it is then not evicted for `lease_s`."""
         return self._refusing([key], self._calls.exists, [key])[0]
 
     def delete(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Delete a chunk; that no chunk is stored under the key is no error.
-
-        Raises:
-            ChunkError: The index file did not take it; a restart may bring the chunk back.
-            ChunkTimeoutError: The index file did not take it in `timeout_s` seconds.
-        """
+        """Delete a chunk, if it is stored. After a ChunkError a restart may bring it back."""
         self._answers(self._calls.delete, [key], deadline=_Deadline(timeout_s))
 
     def close(self, timeout_s: float = 20.0) -> dict[str, Any]:
-        """Finish what is queued, make it durable and close the store. Idempotent.
-
-        Args:
-            timeout_s: Seconds that it takes at most, plus one. What is queued then is dropped.
-
-        Returns:
-            What was lost, as `kvring.Connector.close()` does.
-        """
+        """Finish the queue, make all durable, and close the store; see `Connector.close()`."""
         return self._connector.close(_seconds(timeout_s))
 
     def __enter__(self) -> "Self":
@@ -290,19 +256,17 @@ def _shown(key: str) -> str:
 def open(  # noqa: A001 - as in gzip and tarfile
     path: Paths, capacity: Capacities, **options: "Unpack[StoreOptions]"
 ) -> Store:
-    """Open a store, or make one.
+    """Open a store, or make one; docs/reference/options.md describes the options.
 
     Args:
-        path: A directory or a block device, or a list of them that share the keys.
-        capacity: Most bytes that it takes on disk at each path: a number, a text such as "500GiB",
-            or "all" of a block device.
+        path: Directory or block device, or a list of them that share the keys.
+        capacity: Maximum bytes on disk at each path: a number, a string such as "500GiB", or "all"
+            of a block device.
         **options: `help(kvring.Store)` lists them.
 
     Raises:
-        ConfigError: An option is unknown or does not fit, or no store can be at the path.
-        InUseError: Another process has the store open.
-        KvRingError: The paths do not belong together, or as `kvring.Connector` says.
-        OSError: The path cannot be made, opened, read or written.
+        KvRingError: docs/reference/errors.md has all reasons and their classes.
+        OSError: A system call failed.
     """
     return Store(path, capacity, **options)
 

@@ -36,9 +36,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "read",
         range: "read, write, rw, randread, randwrite, randrw, exists or delete",
-        meaning: "what is done: GETs (read), SETs (write) or both (rw) in the order in which the keys were stored, or in \
-                  random order (rand...); exists asks for keys in random order, delete removes each key once, oldest \
-                  first. All but write and randwrite store every chunk beforehand, untimed",
+        meaning: "workload: GETs (read), SETs (write), both (rw), at random (rand...), EXISTS or DELETEs; all but write and randwrite first store every chunk, untimed",
         apply: |plan, value| {
             let pattern = Pattern::parse(&text(value)?);
             set(&mut plan.rw, pattern.ok_or_else(|| "it is not one of the choices".to_owned()))
@@ -48,8 +46,8 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         name: "bs",
         unit: "bytes",
         default: "1MiB",
-        range: "a size from 1 byte to 2 GiB, a list such as 4k,64k or a range such as 4k-1m; k, m and g are binary, as KiB is",
-        meaning: "length of a chunk; each key of a list has one of its lengths, of a range a multiple of its lower end",
+        range: "a size from 1 byte to 2 GiB, a list such as 4k,64k or a range such as 4k-1m",
+        meaning: "chunk length, or a list or range of lengths",
         apply: |plan, value| set(&mut plan.sizes, ChunkSizes::parse(&text(value)?)),
     },
     BenchOption {
@@ -57,7 +55,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "keys",
         default: "32",
         range: "1 to 65536",
-        meaning: "most keys that each job keeps in flight",
+        meaning: "keys in flight per job, at most",
         apply: |plan, value| set(&mut plan.iodepth, count(value, 1, MAX_IODEPTH)),
     },
     BenchOption {
@@ -65,7 +63,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "keys",
         default: "0",
         range: "1 to iodepth, or 0 for 8 or, where that is less, iodepth",
-        meaning: "keys of one submit; iodepth / batch of them, rounded down, are in flight",
+        meaning: "keys per submit",
         apply: |plan, value| set(&mut plan.batch, count(value, 0, MAX_IODEPTH)),
     },
     BenchOption {
@@ -73,7 +71,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "threads",
         default: "1",
         range: "1 to 128",
-        meaning: "threads that submit to the one store, each with keys of its own",
+        meaning: "threads that submit to the store, each with its own keys",
         apply: |plan, value| set(&mut plan.numjobs, count(value, 1, MAX_JOBS)),
     },
     BenchOption {
@@ -81,7 +79,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "bytes",
         default: "1GiB",
         range: "a size of at least bs for each job",
-        meaning: "bytes of all chunks of all jobs together; without runtime all of them are moved once",
+        meaning: "bytes of all chunks; without runtime each is moved once",
         apply: |plan, value| {
             plan.size_bytes = match value {
                 OptionValue::Integer(size) => {
@@ -97,7 +95,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "seconds",
         default: "0",
         range: "0 to 86400; 0 is no limit",
-        meaning: "how long it goes on, over all chunks again and again (delete ends when all are gone)",
+        meaning: "duration",
         apply: |plan, value| {
             let seconds = number(value)?;
             if !(0.0..=86400.0).contains(&seconds) {
@@ -120,7 +118,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "bytes",
         default: "4096",
         range: "a power of two from 1 to 4096",
-        meaning: "alignment of the buffers in memory; below 4096 they are not aligned any better than that",
+        meaning: "alignment of the buffers",
         apply: |plan, value| {
             let align_bytes = count(value, 1, BLOCK_BYTES)?;
             if !align_bytes.is_power_of_two() {
@@ -135,8 +133,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "off",
         range: "'on' or 'off'",
-        meaning: "compare every loaded chunk with what was stored under its key last; what was written is loaded again at \
-                  the end, untimed. Making and comparing the bytes costs CPU time, which is counted",
+        meaning: "compare loaded chunks with those stored; costs CPU time",
         apply: |plan, value| set(&mut plan.verify, switch(value)),
     },
     BenchOption {
@@ -144,8 +141,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "off",
         range: "'on' or 'off'",
-        meaning: "register the buffers with the store before, so that the kernel does not look their pages up for each \
-                  transfer. What the system refuses goes without, and the log says why",
+        meaning: "register the buffers with the store",
         apply: |plan, value| set(&mut plan.registered, switch(value)),
     },
     BenchOption {
@@ -153,7 +149,7 @@ pub const BENCH_OPTIONS: &[BenchOption] = &[
         unit: "",
         default: "1",
         range: "0 to 18446744073709551615",
-        meaning: "decides orders, lengths and contents: the same seed gives the same ones",
+        meaning: "seed of orders, lengths and contents",
         apply: |plan, value| set(&mut plan.seed, count(value, 0, u64::MAX)),
     },
 ];

@@ -194,27 +194,27 @@ fn is_for_want(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
-/// The kind of a failure. A key that is not stored is none: it is a miss.
+/// The kind of a failure, with the action that clears it. A key that is not stored is no failure: it is a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureCode {
-    /// `set_queue_bytes`, or the number of SETs, is used up: nothing of the batch was taken.
+    /// `set_queue_bytes`, or the number of SETs, is used up; nothing of the batch is queued. Action: if it lasts, a faster drive, more paths, or `admit: second_use`.
     QueueFull,
-    /// The store, its index or the file system below has no space, and nothing may be evicted for it.
+    /// No space, and chunks are read, leased or pinned. Action: raise `capacity`, free space, unpin keys, remove reflink copies.
     NoSpace,
-    /// The quota of the namespace is used up, and nothing of it may be evicted.
+    /// The quota is used up by chunks that cannot be evicted. Action: raise it.
     QuotaFull,
-    /// The chunk is longer than the longest that fits.
+    /// The chunk is longer than `stats()["max_chunk_bytes"]`. Action: raise `capacity`.
     TooLong,
-    /// Another key has the digest of this one.
+    /// Another key has this key's digest; it is refused for an hour. Action: check the source of the keys.
     Collision,
-    /// The path takes no change: its drive does not answer, its index cannot be written, or its files are gone.
+    /// The drive does not answer, the index is unreadable or not writable for 10 s, the I/O engine failed, or files were moved. Action: repair the named cause.
     Unavailable,
-    /// The device, or the file system, failed the write or the sync.
+    /// The write or the sync failed. Action: see the kernel's log.
     Io,
-    /// The connector was closed before it was done.
+    /// The connector was closed before the SET was done. Action: give `close()` more time.
     Closed,
-    /// The connector ended before its outcome was known: it may be done, or not.
+    /// The connector ended before the outcome was known. Action: none.
     Abandoned,
 }
 

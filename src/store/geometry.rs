@@ -17,23 +17,23 @@ const DEFAULT_ALIGNMENT_BYTES: u64 = 4096;
 /// What the target asks of a transfer, and what it would like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {
-    /// Whether transfers bypass the page cache.
+    /// Whether transfers bypass the page cache (O_DIRECT).
     pub direct: bool,
-    /// Alignment of memory, in bytes, for a transfer in place.
+    /// Alignment of memory for transfers without a copy.
     pub memory_alignment_bytes: usize,
-    /// Alignment of offsets and lengths, in bytes. kvring's are multiples of 4096.
+    /// Alignment of offsets and lengths; those of kvring are multiples of 4096.
     pub offset_alignment_bytes: u64,
-    /// Smallest unit that the block device addresses; none where there is no block device, or it cannot be told.
+    /// Smallest unit that the block device addresses.
     pub logical_block_bytes: Option<u64>,
-    /// Smallest unit that it writes without reading first.
+    /// Smallest unit that it writes without read-modify-write.
     pub physical_block_bytes: Option<u64>,
-    /// Length of transfer that it, or the file system, works best with.
+    /// Preferred length of transfers.
     pub optimal_io_bytes: Option<u64>,
-    /// Smallest unit that it discards; none where it discards nothing.
+    /// Smallest unit that it discards.
     pub discard_granularity_bytes: Option<u64>,
-    /// Write streams of the block device: reclaim unit handles of NVMe FDP. None of a file, or before Linux 6.16.
+    /// Write streams of the block device (NVMe FDP); none before Linux 6.16.
     pub write_streams: Option<u8>,
-    /// Bytes of its reclaim units, if it has write streams.
+    /// Reclaim unit of these.
     pub write_stream_bytes: Option<u64>,
     /// Transfers that the drives below take at a time.
     pub queue_depth: usize,

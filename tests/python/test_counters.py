@@ -1,47 +1,15 @@
-"""counters(), which docs/reference/metrics.md explains, stats() and repr()."""
+"""counters(), stats() and repr()."""
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.python.conftest import MIB, REPOSITORY, Client, make_key, make_memory, pattern
+from tests.python.conftest import MIB, Client, make_key, make_memory, pattern
 
-METRICS = REPOSITORY / "docs" / "reference" / "metrics.md"
 CONTENT = pattern(MIB, 1)
 GROUPS = ("storage", "writer", "lookup")
-
-
-def documented() -> dict[str, dict[str, str]]:
-    """Return the units of all counters by group, as the tables in the document tell."""
-    text = METRICS.read_text(encoding="utf-8")
-    tables: dict[str, dict[str, str]] = {}
-    for group in GROUPS:
-        _, found, rest = text.partition(f"### Group `{group}`\n")
-        assert found, f"docs/reference/metrics.md has no table of the group {group}"
-        rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", rest.partition("\n#")[0], re.M)
-        tables[group] = dict(rows)
-        assert len(rows) == len(tables[group]), "a counter is documented twice"
-    return tables
-
-
-def test_every_counter_is_documented_with_its_unit(client: Client) -> None:
-    counters = client.connector.counters()
-    assert tuple(counters) == GROUPS
-    for group, units in documented().items():
-        assert list(units) == list(counters[group])
-        for name, unit in units.items():
-            assert unit == ("bytes" if name.endswith("_bytes") else unit)
-            assert unit in ("bytes", "keys", "chunks", "records", "writes", "lookups")
-
-
-def test_every_statistic_is_documented(client: Client) -> None:
-    text = METRICS.read_text(encoding="utf-8")
-    for name in client.connector.stats():
-        is_latency = re.fullmatch(r"(get|set|delete)_(wait|device|total)_us_\w+", name)
-        assert is_latency or f"`{name}`" in text, name
 
 
 def test_what_the_store_has_learnt_is_told(open_client: Callable[..., Client]) -> None:

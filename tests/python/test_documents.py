@@ -1,14 +1,13 @@
-"""The documents list what runs: errors of an open, what a store tells of itself, source files."""
+"""The documents name what is there: files, types, dependencies, what a method returns."""
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from tests.python.conftest import REPOSITORY, Client
 
 DOCS = REPOSITORY / "docs"
-ERRORS = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
-METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
 
 
 def section(text: str, heading: str) -> str:
@@ -16,77 +15,6 @@ def section(text: str, heading: str) -> str:
     _, found, rest = text.partition(f"\n{heading}\n")
     assert found, heading
     return re.split(r"^#", rest, maxsplit=1, flags=re.M)[0]
-
-
-def names(text: str, column: int = 0) -> set[str]:
-    """Return the quoted names in a column of the tables of a section."""
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row[column])}
-
-
-def test_every_reason_for_which_an_open_fails_is_listed() -> None:
-    source = (REPOSITORY / "src" / "error.rs").read_text(encoding="utf-8")
-    body = source.split("pub enum OpenError {")[1].split("\n}\n")[0]
-    variants = set(re.findall(r"^    (\w+)(?:\(| \{|,)", body, re.M))
-    assert len(variants) > 10
-    arms = (REPOSITORY / "connector_py" / "src" / "errors.rs").read_text(encoding="utf-8")
-    arms = arms.split("fn from_open")[1].split("\n}\n")[0]
-    listed = section(ERRORS, "## Why an open fails")
-    rows = [line.strip("|").split("|") for line in listed.splitlines() if line.startswith("| ")]
-    classes = {
-        variant: set(re.findall(r"`(\w+Error)`", row[2]))
-        for row in rows
-        for variant in re.findall(r"`(\w+)`", row[1])
-        if variant != "OpenError"
-    }
-    assert classes.keys() == variants
-    for variant, told in classes.items():
-        raised = set(re.findall(r"(\w+Error)::new_err", arms[arms.index(f"::{variant}") :])[:1])
-        raised = {name.removeprefix("Py") for name in raised}
-        assert raised <= told, variant
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    promise = readme.split("\n5. ")[1].split("\n\n")[0]
-    assert "(docs/reference/errors.md#why-an-open-fails)" in promise
-
-
-def test_stats_are_those_that_are_listed(client: Client) -> None:
-    """No name is missing, none is listed that is not there, and counters are with counters."""
-    stats = client.connector.stats()
-    latencies = {name for name in stats if re.fullmatch(r"\w+_(wait|device|total)_us_\w+", name)}
-    source = (REPOSITORY / "src" / "stats.rs").read_text(encoding="utf-8")
-    counters = source.split("\ncounters! {")[1].split("\n}\n")[0]
-    counted = set(re.findall(r"^    (\w+),$", counters, re.M))
-    assert names(section(METRICS, "### Counters in stats()")) == counted
-    listed = names(section(METRICS, "### State in stats()"))
-    assert listed == stats.keys() - latencies - counted
-    (path,) = stats["paths"]
-    assert names(section(METRICS, "### Of each path")) == path.keys()
-    assert names(section(METRICS, "### Geometry")) == path["geometry"].keys()
-
-
-def test_messages_that_are_explained_are_those_of_the_code() -> None:
-    """A line that nobody writes any more, or that reads otherwise by now, is found by nobody."""
-    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "src").rglob("*.rs")]
-    # A long message goes on in the next line of the source.
-    code = re.sub(r"\\\n\s*", "", "\n".join(sources))
-    package = (REPOSITORY / "connector_py" / "kvring").rglob("*.py")
-    code += re.sub(r'"\n\s*"', "", "\n".join(path.read_text(encoding="utf-8") for path in package))
-    chapters = [
-        ERRORS.split(f"\n{heading}\n")[1].split("\n## ")[0]
-        for heading in ("## A line in the log", "## An error of a SET")
-    ]
-    rows = [line.strip("|").split("|")[0] for line in "\n".join(chapters).splitlines()]
-    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
-    assert len(messages) > 40
-    for message in messages:
-        for part in filter(None, (part.strip() for part in message.split("..."))):
-            assert part in code, message
-
-
-def test_recovery_is_what_is_listed(client: Client) -> None:
-    recovery = client.connector.recovery.keys()
-    assert names(section(METRICS, "### After a crash")) - {"ttl"} == recovery
-    assert set(re.findall(r"`(\w+)`", docstring("recovery"))) == recovery
 
 
 def test_what_other_methods_return_is_in_the_stub(client: Client) -> None:
@@ -125,9 +53,7 @@ def test_every_source_file_says_first_what_it_is() -> None:
 
 
 def test_files_that_the_documents_name_are_there() -> None:
-    pages = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
-    assert len(pages) > 5
-    for page in pages:
+    for page in pages():
         text = page.read_text(encoding="utf-8")
         for name in re.findall(r"`((?:src|load|tests|connector_py|benches)/[\w/]+\.\w+)`", text):
             assert (REPOSITORY / name).exists(), f"{page.name}: {name}"
@@ -167,6 +93,48 @@ def test_every_dependency_has_its_reason() -> None:
         for crate in re.sub(r"\(.*\)", "", row.split("|")[1]).replace(",", " ").split()
     }
     assert listed - {"crate"} == used - {"kvring", "kvring-loadgen"}
+
+
+def test_decisions_are_numbered_records_of_twenty_lines() -> None:
+    text = (DOCS / "explanation" / "decisions.md").read_text(encoding="utf-8")
+    records = re.split(r"^## ", text, flags=re.M)[1:-1]
+    assert [int(record.split(".")[0]) for record in records] == [*range(1, len(records) + 1)]
+    for record in records:
+        title, *lines = record.strip().splitlines()
+        assert len(lines) < 20, title
+        parts = re.findall(r"\*\*(\w+)\.\*\*", record)
+        assert parts == ["Context", "Decision", "Consequences", "Rejected"], title
+
+
+def test_pages_keep_their_length() -> None:
+    def words(page: Path) -> int:
+        return len(page.read_text(encoding="utf-8").split())
+
+    assert words(REPOSITORY / "README.md") <= 700
+    assert sum(words(page) for page in DOCS.rglob("*.md")) <= 20_000
+
+
+def test_every_result_is_linked_once_and_every_picture_is_shown() -> None:
+    linked = Counter(
+        (page.parent / link).resolve()
+        for page in pages()
+        for link in re.findall(r"\]\(([\w./-]+)", page.read_text(encoding="utf-8"))
+    )
+    kept = (REPOSITORY / "results").glob("*.md")
+    results = {path for path in kept if path.name != "README.md"}
+    assert results
+    assert {path: linked[path] for path in results} == dict.fromkeys(results, 1)
+    pictures = [path for path in (DOCS / "images").iterdir() if path.suffix in (".png", ".svg")]
+    assert [path.name for path in pictures if not linked[path]] == []
+
+
+def pages() -> list[Path]:
+    """Return all pages that people read."""
+    found = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")]
+    for directory in ("results", "tests", "tools"):
+        found += (REPOSITORY / directory).glob("*.md")
+    assert len(found) > 20
+    return found
 
 
 def headings(page: Path) -> set[str]:

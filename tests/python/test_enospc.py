@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvring
+from kvring.cli import main
 from tests.python.conftest import HANG_DEADLINE_S, KIB, MIB, Client, make_key, pattern
 from tests.support.devices import loop_device
 
@@ -139,6 +140,19 @@ def wait_for_growth(client: Client, first: int) -> int:
         set_batch(client, first)
         first += BATCH
     return first
+
+
+def test_a_purge_warns_of_no_capacity_that_nobody_has_configured(
+    open_store: Callable[..., Client], small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It opens a closed store with a capacity that it makes up, larger than the disk."""
+    client = open_store(min_free=0)
+    assert "capacity is 1.0 GiB, but the file system has only" in caplog.text
+    client.store({make_key(0): pattern(CHUNK_BYTES, 0)})
+    client.connector.close()
+    caplog.clear()
+    assert main(["purge", "--model=test/model", "--yes", str(small_disk / "store")]) == 0
+    assert "capacity is" not in caplog.text
 
 
 @pytest.mark.slow

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import kvring
 from tests.python.conftest import (
     HANG_DEADLINE_S,
     MIB,
-    REPOSITORY,
     Client,
     is_readable,
     make_key,
@@ -62,10 +60,3 @@ def test_a_full_queue_refuses_a_batch(open_client: Callable[..., Client]) -> Non
     found = client.wait_codes(ids)
     assert found[ids[0]] is None
     assert set(found.values()) == {None, "queue_full"}
-
-
-def test_every_code_is_explained() -> None:
-    text = (REPOSITORY / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    chapter = text.split("\n## An error of a SET\n")[1].split("\n## ")[0]
-    rows = [line.split("|")[2].strip() for line in chapter.splitlines() if line.startswith("| `")]
-    assert set(rows) == {f"`{code}`" for code in kvring.FAILURE_CODES}

@@ -159,11 +159,6 @@ def test_an_index_that_is_none(store: Path, damage: Callable[[Path], object], sa
     assert said in broken(store)
 
 
-def test_the_help_tells_the_exit_status() -> None:
-    text = " ".join(ls("--help").stdout.split())
-    assert "Exit status: 0 if all is well, 1 if something is broken or there is no store" in text
-
-
 @pytest.mark.parametrize("name", ["index.kvring", "data-00000.kvring"])
 def test_nobody_who_reads_waits_for_a_fifo(
     store_directory: Path, name: str, capsys: pytest.CaptureFixture[str]

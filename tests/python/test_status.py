@@ -31,6 +31,7 @@ from tests.python.faulty_device import FaultyDevice, faulty_device
 from tests.python.test_enospc import Filler
 from tests.python.test_frozen import frozen
 from tests.python.test_io_errors import MAKE_EXT4
+from tests.python.test_ls import VERSION_OFFSET, overwrite
 from tests.python.test_stopped_owner import hold, stopped
 from tests.support.block_devices import mount, run, temporary_directory
 from tests.support.devices import loop_device, shut_down
@@ -224,7 +225,28 @@ def test_a_dead_disk_and_a_stuck_one(open_store: OpenStore) -> None:
     assert_state(path, "dead disk", f"{device.path}: Input/output error; {why}", "smartctl -a")
     device.mend()
     with device.stuck():
-        assert_state(path, "stuck disk", f"{device.path} did not answer in 0.9 s; {why}", "dmesg")
+        remedy = "docs/how-to/operations.md#stuck-disk"
+        assert_state(path, "stuck disk", f"{device.path} did not answer in 0.9 s; {why}", remedy)
+
+
+def test_an_index_that_a_newer_kvring_wrote_is_not_called_damaged(store_directory: Path) -> None:
+    kvring.Connector(store_directory, CAPACITY_BYTES).close()
+    overwrite(store_directory / "index.kvring", VERSION_OFFSET, b"\x02")
+    remedy = "docs/how-to/upgrade.md"
+    assert_state(store_directory, "newer format", "has format version 2", remedy)
+
+
+@pytest.mark.root
+def test_writes_that_the_drive_does_not_answer(tmp_path: Path) -> None:
+    """Reads are answered, so the disk is not stuck for a look at it; the remedy is the same."""
+    with loop_device(tmp_path, "ext4", 2 * SIZE_BYTES) as device:
+        path = device.directory / "store"
+        connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0)
+        with connector, frozen(device.directory):
+            connector.submit_batch_set([make_key(1)], [pattern(MIB, 1)])
+            until("silence", lambda: "answers nothing" in kvring_command("status", path).stdout)
+            remedy = "docs/how-to/operations.md#stuck-disk"
+            assert_state(path, "failing", "the drive answers nothing", remedy)
 
 
 @pytest.mark.root

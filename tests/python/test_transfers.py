@@ -335,7 +335,7 @@ def test_adopt_looks_at_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     told = capsys.readouterr().err
     assert "has no chunk of LMCache's fs or fs_native" in told
     # So that whoever names the wrong directory sees what it should hold.
-    assert "MODEL@0xRANK@GROUP@HASH.data" in told
+    assert "MODEL@0xRANK@GROUP@HASH[@SALT].data" in told
     assert main(["adopt", "--help"]) == 0
-    assert "MODEL@0xRANK@GROUP@HASH.data" in capsys.readouterr().out
+    assert "MODEL@0xRANK@GROUP@HASH[@SALT].data" in capsys.readouterr().out
     assert main(["adopt", str(tmp_path / "none"), str(target), "--capacity=64MiB"]) == 2

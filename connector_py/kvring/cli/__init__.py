@@ -35,12 +35,24 @@ _READER_GONE = 128 + signal.SIGPIPE
 # Of these nobody misses what is not read. Others change something, or their status is an answer.
 _ONLY_SHOW: Final = {"config", "info", "ls", "size", "stats", "top", "usage"}
 
-_EPILOG = """
-Exit status of every command: 0 if all is well, 1 if something is broken or cannot be done, 2 for
-wrong arguments, 4 if it is done in part, 128 and the number of the signal that ended it early.
+_HELP = """
+Configure, watch and maintain stores of kvring.
 
-Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)" in ~/.bashrc; zsh_source and
-fish_source likewise.
+Start with these five commands:
+
+\b
+  kvring doctor /mnt/nvme --capacity 500GiB  check the machine and the drive
+  kvring config /mnt/nvme/kvring 500GiB      print the JSON and what to start
+  kvring selftest                            send a chunk through the server
+  kvring status /mnt/nvme/kvring             show whether the store is healthy
+  kvring top /mnt/nvme/kvring                show hits, rates and latencies
+"""
+
+_EPILOG = """
+Exit status: 0 on success, 1 if something is broken or failed, 2 for wrong arguments, 4 if a part is
+done, 128 + n after signal n.
+
+Shell completion: eval "$(_KVRING_COMPLETE=bash_source kvring)", or zsh_source, fish_source.
 """
 
 
@@ -63,11 +75,14 @@ class _Commands(click.Group):
 
 
 @click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=_HELP,
+    epilog=_EPILOG,
 )
 @click.version_option(__version__, message="kvring %(version)s")
 def kvring() -> None:
-    """A local-NVMe tier for LMCache."""
+    """Run a command."""
 
 
 for _command in (

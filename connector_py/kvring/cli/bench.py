@@ -17,7 +17,9 @@ from kvring.cli.bench_report import document, print_json, print_table
 from kvring.cli.failure import Failure, WrongArguments
 from kvring.cli.interruption import interruption
 from kvring.cli.machine import machine_facts
+from kvring.cli.parameters import json_option
 from kvring.cli.places import PlaceError, own_places, size_bytes
+from kvring.cli.sections import SectionedCommand
 
 _POLL_INTERVAL_S = 0.1
 _PHASES = {"fill": "filling", "measure": "measuring", "check": "verifying", "end": "closing"}
@@ -26,42 +28,20 @@ _PHASES = {"fill": "filling", "measure": "measuring", "check": "verifying", "end
 _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 
 _DESCRIPTION = """
-Measure what a disk gives to kvring, the way fio measures a device.
+Benchmark kvring on a drive with fio-style options.
 
-It works on a store of its own in a new directory below --path, and removes that at the end, also
-after a failure or Ctrl-C; what a killed run left below --path is removed by the next one. Stores
-that are there already are not touched. A block device is formatted and erased, which takes
---erase-devices.
+It uses a new store below --path, and removes it at the end; the next run removes that of a killed
+one. Other stores are not touched.
 """
 
 _EPILOG = """
-An operation is one key; latency is that of a batch, from its submit until its completion was
-drained. MB are 1e6 bytes. In --bs and --size k, m, g and t are binary as in fio: 64k and 64KiB are
-65,536 bytes; 64kB are 64,000. Exit status: 0, or 1 after errors (a miss is none), 2 for wrong
-arguments, 128 and the number of the signal that ended it early.
+Latency is that of a batch, from submit until its completion is drained. MB are 1e6 bytes; in --bs
+and --size 64k and 64KiB are 65,536 bytes.
 """
 
 
 class UsageError(Exception):
     """The command line asks for something that cannot be; the message tells the way out."""
-
-
-class _Bench(click.Command):
-    """Its help has three parts."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        parts: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        for parameter in self.get_params(context):
-            record = parameter.get_help_record(context)
-            if record is not None:
-                name = parameter.name or ""
-                is_workload = name in bench_options()
-                is_output = name in ("as_json", "output", "help")
-                title = "Workload" if is_workload else "Output" if is_output else "Store"
-                parts[title].append(record)
-        for title, records in parts.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
 
 
 def _help(option: dict[str, Any]) -> str:
@@ -90,10 +70,15 @@ def _with_options(command: Any) -> Any:
 
 @click.command(
     "bench",
-    cls=_Bench,
+    cls=SectionedCommand,
+    sections={
+        "Workload": bench_options(),
+        "Store": (*_STORE_FLAGS, "paths", "erase_devices", "others"),
+        "Output": (),
+    },
     help=_DESCRIPTION,
     epilog=_EPILOG,
-    short_help="Measure throughput and latency, like fio.",
+    short_help="Benchmark a drive with fio-style options.",
 )
 @_with_options
 @click.option(
@@ -102,27 +87,26 @@ def _with_options(command: Any) -> Any:
     required=True,
     multiple=True,
     metavar="PATH",
-    help="Existing directory, or block device, to measure; may be repeated: keys are spread.",
+    help="Directory or block device to measure; repeat it for several paths.",
 )
 @click.option(
     "--erase-devices",
     is_flag=True,
-    help="Consent to format each block device of --path, and to erase it at the end.",
+    help="Format each block device of --path, and erase it at the end.",
 )
 @click.option(
     "--option",
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another option of the store, may be repeated: "
-    + ", ".join(name for name in options() if name not in (*_STORE_FLAGS, "path")),
+    help="Option of the store (docs/reference/options.md); repeat it for several.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a document to process, not a table.")
+@json_option
 @click.option(
     "--output",
     type=click.Path(path_type=Path, readable=False),
     metavar="FILE",
-    help="Write it there, replacing what is there (default: standard output).",
+    help="Replace this file with the output (default: standard output).",
 )
 def bench(**arguments: Any) -> int:
     """Measure what the arguments ask for, and print it."""

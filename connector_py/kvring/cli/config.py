@@ -26,15 +26,11 @@ from kvring.cli.parameters import FiniteRange, ReadablePath
 from kvring.cli.primary_tier import advice
 from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.required_mounts import with_required_mounts
+from kvring.cli.sections import SectionedCommand
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
 from kvring.shared_tier.limits import MEANINGS
 
 __all__ = ["config"]
-
-_EPILOG = """
-Nothing is opened or made, and what is printed is all that is needed. Exit status: 0, or 2 for wrong
-arguments.
-"""
 
 _FORM = "kvring.config.form"
 # Of its tier, which reads them itself (kvring/vllm/tier.py).
@@ -61,7 +57,16 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     )
 
 
-@click.command(epilog=_EPILOG, short_help="Print the JSON with a store, and what to start.")
+@click.command(
+    cls=SectionedCommand,
+    sections={
+        "Program": ("program", "kind", "shared"),
+        "Store": ("others",),
+        "Memory": ("l1_size_gb", "huge_pages", "model", "max_model_len"),
+        "Output": (),
+    },
+    short_help="Print the configuration and commands that start an engine.",
+)
 @click.argument("paths", metavar="PATH...", nargs=-1)
 @click.argument("capacity", metavar="CAPACITY", required=False)
 @click.option(
@@ -70,25 +75,25 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     type=click.Choice(["lmcache", "vllm", "sglang"]),
     default="lmcache",
     show_default=True,
-    help="LMCache's server, and vLLM with that; or vLLM or SGLang alone.",
+    help="Program: LMCache's server, or vLLM or SGLang without LMCache.",
 )
 @click.option(
     "--type",
     "kind",
     type=click.Choice(list(LMCACHE_ADAPTERS)),
-    help="LMCache's type of adapter, by default plugin; docs/how-to/lmcache.md compares them.",
+    help="Type of LMCache's adapter, by default plugin (docs/how-to/lmcache.md).",
 )
 @click.option(
     "--shared",
     metavar="URL",
-    help=f"A tier that nodes share, behind the store: {FORMS}. docs/how-to/shared-tier.md.",
+    help=f"Shared tier behind the store: {FORMS} (docs/how-to/shared-tier.md).",
 )
 @click.option(
     "--option",
     "others",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another option of the store, as docs/reference/options.md has it; may be repeated.",
+    help="Option of the store (docs/reference/options.md); repeat it for several.",
 )
 @click.option(
     "--l1-size-gb",
@@ -96,32 +101,32 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     default=64,
     show_default=True,
     metavar="GB",
-    help="CPU memory above the store; of SGLang that of each rank.",
+    help="CPU memory above the store; of SGLang per rank.",
 )
 @click.option(
     "--model",
     type=ReadablePath(exists=True, path_type=Path),
     metavar="DIRECTORY",
-    help="Of vLLM: the model, or its config.json, by which the least --l1-size-gb is told.",
+    help="Model directory or config.json, to check --l1-size-gb for vLLM.",
 )
 @click.option(
     "--max-model-len",
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    help="Of vLLM: the same option of its own; by default what the model's config.json has.",
+    help="The same of vLLM, by default as in the model's config.json.",
 )
-@click.option("--huge-pages", is_flag=True, help="Have that of LMCache made of huge pages.")
-@_form("json", "Print only the JSON.")
+@click.option("--huge-pages", is_flag=True, help="Use huge pages for it, with LMCache.")
+@_form("json", "Print the JSON alone.")
 @_form("systemd", "Print a systemd unit.")
-@_form("docker", "Print a command for Docker.")
-@_form("kubernetes", "Print a manifest.")
-@_form("seccomp", "Print a seccomp profile that allows io_uring; it goes without PATH.")
+@_form("docker", "Print a Docker command.")
+@_form("kubernetes", "Print a Kubernetes manifest.")
+@_form("seccomp", "Print a seccomp profile with io_uring, without PATH.")
 @click.option(
     "--seccomp-base",
     "base",
     type=click.File(encoding="utf-8"),
     metavar="FILE",
-    help="The same over this profile, as Docker's default (github.com/moby/profiles).",
+    help="Print this profile plus io_uring, such as Docker's default.json.",
 )
 @click.pass_context
 def config(
@@ -138,10 +143,10 @@ def config(
     huge_pages: bool,
     base: TextIO | None,
 ) -> int:
-    """Print how to start LMCache's server, vLLM or SGLang with a store of CAPACITY at each PATH.
+    """Print the configuration and commands that start LMCache's server, vLLM or SGLang.
 
-    CAPACITY is a size such as 500GiB, or 'all' of a block device: one for all paths, or one for
-    each with commas between. What is printed last is for vLLM where it uses LMCache's server.
+    CAPACITY is a size such as 500GiB, or 'all' of a block device: one for all paths, or one per
+    path, separated by commas. Nothing is opened or made.
     """
     form = context.meta.get(_FORM)
     if base is not None or form == "seccomp":

@@ -26,10 +26,8 @@ _REASONS = {
 
 def consent_options(command: Any) -> Any:
     """Give a command that may remove chunks the options `yes` and `dry_run`."""
-    yes = click.option("--yes", is_flag=True, help="Do not ask.")
-    dry_run = click.option(
-        "--dry-run", is_flag=True, help="Tell what would be removed, and change nothing."
-    )
+    yes = click.option("--yes", is_flag=True, help="Remove without asking.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Show what would be removed.")
     return yes(dry_run(command))
 
 

@@ -42,7 +42,7 @@ dwpd_option = click.option(
     show_default=True,
     metavar="NUMBER",
     callback=_checked,
-    help=f"Drive writes per day that each drive is rated for, over {_RATED_YEARS} years.",
+    help=f"Rated drive writes per day, over {_RATED_YEARS} years.",
 )
 
 

@@ -27,21 +27,20 @@ from kvring.cli.stores import (
 __all__ = ["export_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are in the archive, 1 if there is no store or namespace, or the archive
-is cut short, 2 for wrong arguments, 4 if some are broken and left out.
+Exit status: 1 if the archive is truncated, 4 if damaged chunks are left out.
 """
 
 
-@click.command("export", epilog=_EPILOG, short_help="Write chunks of a store into an archive.")
+@click.command("export", epilog=_EPILOG, short_help="Write chunks to a tar archive.")
 @store_paths
 @index_path_option
-@click.option("--namespace", metavar="NAME", help="Only this one: model, or model@salt.")
+@click.option("--namespace", metavar="NAME", help="Export only this namespace.")
 @click.option(
     "--output",
     "target",
     type=click.Path(dir_okay=False, readable=False, allow_dash=True),
     default="-",
-    help="Where to; by default the standard output.",
+    help="Archive; by default standard output.",
 )
 @json_option
 def export_command(
@@ -51,11 +50,9 @@ def export_command(
     target: str,
     as_json: bool,
 ) -> int:
-    """Write the chunks of the store at PATH into a tar archive, each with a checksum.
+    """Write the chunks of the store at PATH to a tar archive, each with its checksum.
 
-    Nothing is changed, and the owner may be at work meanwhile: what it removes before it is read
-    is not in the archive. A broken chunk is left out, and named at the end. How many there are is
-    said on standard error.
+    The store may be open. Chunks that it removes meanwhile are missing, damaged ones are named.
     """
     for path in paths:
         facts_of(path, index_path)

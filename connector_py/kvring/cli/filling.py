@@ -20,8 +20,7 @@ from kvring.cli.stores import index_path_option, store_paths
 __all__ = ["adopt", "import_command"]
 
 _EPILOG = """
-Exit status: 0 if all chunks are stored, 1 if none is, 2 for wrong arguments, 4 if some are not, or
-others were evicted for them.
+Exit status: 1 if no chunk is stored, 4 if some are not, or others were evicted.
 """
 
 _Arguments = dict[str, Any]
@@ -33,7 +32,7 @@ _MOST_REASONS = 5
 def _store_to_fill(command: Any) -> Any:
     """Give a command the arguments of a store that may be new."""
     layout = click.option(
-        "--layout", type=click.Choice(["extents", "files"]), help="Layout of a store that is new."
+        "--layout", type=click.Choice(["extents", "files"]), help="Layout of a new store."
     )
     filled = capacities_option(layout(consent_options(json_option(command))))
     return store_paths(index_path_option(filled))
@@ -46,14 +45,13 @@ def _store_to_fill(command: Any) -> Any:
     "source",
     type=ReadablePath(exists=True, dir_okay=False, allow_dash=True),
     default="-",
-    help="Where from; by default the standard input.",
+    help="Archive; by default standard input.",
 )
 def import_command(source: str, **arguments: Any) -> int:
-    """Store what `kvring export` has written in the store at PATH, which may be new.
+    """Store the chunks of an archive of `kvring export` in the store at PATH.
 
-    Nobody may have it open. Each chunk is compared with its checksum. What an archive that was cut
-    short holds is stored all the same. Nothing is evicted for it without --yes: of what finds no
-    room the number is told.
+    The store may be new, and must be closed. Each chunk is verified; a truncated archive is
+    imported as far as it goes. Without --yes nothing is evicted.
     """
     faults: list[str] = []
     with click.open_file(source, "rb") as stream:
@@ -71,18 +69,18 @@ def import_command(source: str, **arguments: Any) -> int:
 
 @click.command(
     epilog=f"{EXPECTED_NAMES}\n{_EPILOG}",
-    short_help="Store what LMCache's fs or fs_native has kept.",
+    short_help="Store the files of LMCache's fs or fs_native.",
 )
 @click.argument("directory", type=ReadablePath(exists=True, file_okay=False, path_type=Path))
 @_store_to_fill
-@click.option("--move", is_flag=True, help="Remove each file when its chunk withstands power loss.")
+@click.option(
+    "--move", is_flag=True, help="Remove each file when its chunk is durable; evicts nothing."
+)
 def adopt(directory: Path, move: bool, **arguments: Any) -> int:
-    """Store the chunks that LMCache's adapter fs or fs_native keeps in DIRECTORY, its base_path.
+    """Store the files of LMCache's fs or fs_native in DIRECTORY, its base_path.
 
-    The store at PATH may be new; nobody may have it open, and LMCache must not be using DIRECTORY.
-    The chunk that was written last is evicted last. Other files are left alone. Nothing is evicted
-    without --yes, and nothing at all with --move: what finds no room stays where it is, and its
-    number is told.
+    Stop LMCache first. The store at PATH may be new, and must be closed. Without --yes nothing is
+    evicted: files without room stay.
     """
     found, others = chunk_files(directory)
     if not found:

@@ -13,10 +13,8 @@ from kvring.cli.users import whose
 
 __all__ = ["format_command"]
 
-_EPILOG = "Exit status: 0 if the device is blank now, 1 if it is as it was, 2 for wrong arguments."
 
-
-@click.command("format", epilog=_EPILOG, short_help="Erase what a block device holds, for a store.")
+@click.command("format", short_help="Erase a block device for a store.")
 @click.argument("device")
 @consent_options
 @click.option(
@@ -25,14 +23,13 @@ _EPILOG = "Exit status: 0 if the device is blank now, 1 if it is as it was, 2 fo
     is_flag=True,
     flag_value=False,
     default=True,
-    help="Do not tell the device that nothing on it is needed any more.",
+    help="Do not discard the device.",
 )
 def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
-    """Erase what the block device DEVICE holds.
+    """Erase the block device DEVICE, so that the next open makes a store there.
 
-    Its first and last MiB are erased, and all of it where it can be discarded. The next open makes
-    a store there. A blank device needs no such command. What is found on the device is told first.
-    A device that is in use, or that holds a store, is refused and left as it is.
+    It erases the first and last MiB, and discards the device if it can. It refuses a device in use
+    or with a store.
     """
 
     def agree(found: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kvring import KvRingError
+from kvring import FormatError, KvRingError
 from kvring._native import StoredChunks
 from kvring.cli.disk import BoundedLook, read_head, wait_for_thaw
 from kvring.cli.output import size_text
@@ -35,6 +35,7 @@ _READ_ONLY: Final = frozenset(("ro", "emergency_ro"))
 # What StoredChunks says of a device without one.
 _NO_STORE: Final = "it holds no store"
 _RUNBOOK: Final = "docs/how-to/operations.md"
+_UPGRADE: Final = "docs/how-to/upgrade.md"
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,15 @@ class Health:
 
 
 class _Disk(NamedTuple):
-    """What the disk tells of a path; `error` is what fails there, `damage` what of the index."""
+    """What the disk tells of a path; `error` is what fails there, `damage` what of the index.
+
+    With `is_newer` that is no damage: a newer kvring wrote it.
+    """
 
     place: Place | None = None
     error: OSError | None = None
     damage: str = ""
+    is_newer: bool = False
     facts: dict[str, Any] | None = None
     free_bytes: int = 0
     total_bytes: int = 0
@@ -142,7 +147,7 @@ class HealthLook:
         is_dead = self._mount is not None and "shutdown" in self._mount.options
         if isinstance(disk.error, TimeoutError):
             why = f"{self._device()} did not answer in {_DISK_DEADLINE_S:g} s{served}"
-            return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#dead-disk")
+            return self._health("stuck disk", why, f"dmesg -T | tail; {_RUNBOOK}#stuck-disk")
         if isinstance(disk.error, _ABSENT):
             return None if answer is None else self._moved(answer)
         if disk.error is not None and disk.error.errno in _NO_PATH:
@@ -156,6 +161,8 @@ class HealthLook:
             where = self._mounted()
             why = f"{where} takes no change: it is frozen, or its drive answers no write{served}"
             return self._health("frozen", why, f"fsfreeze --unfreeze {where}; dmesg -T | tail")
+        if disk.is_newer:
+            return self._health("newer format", f"{disk.damage}{served}", _UPGRADE)
         is_blank = disk.damage.endswith(_NO_STORE) and answer is None
         if disk.damage and not is_blank:
             # No command reads it: neither does kvring verify.
@@ -198,7 +205,9 @@ class HealthLook:
             why = f"{self._mounted()} has {what} free; {who} has got {used}"
             return self._health("full", why, f"df -h {self._mounted()}; {_RUNBOOK}#full-disk")
         if trouble := one["reason"] or one["trouble"]:
-            remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}"
+            section = "dead-disk" if one["reason"] else "failing-transfers"
+            section = "stuck-disk" if one["stuck"] else section
+            remedy = f"kvring doctor {self._quoted()}; {_RUNBOOK}#{section}"
             return self._health("failing", f"{who}: {trouble}", remedy)
         note = f"; {one['note']}" if one["note"] else ""
         return self._health("healthy", f"{who}, {_chunks(one)}, {used} used{note}")
@@ -304,17 +313,18 @@ def _disk_of(path: Path, index_path: Path | None) -> _Disk:
         found = os.statvfs(path)
     except OSError as error:
         return _Disk(place, error)
-    facts, damage = None, ""
+    facts, damage, is_newer = None, "", False
     try:
         facts = StoredChunks(path, index_path).facts()
     except (KvRingError, OSError) as error:
-        damage = str(error)
+        damage, is_newer = str(error), isinstance(error, FormatError)
     if place.is_device:
-        return _Disk(place, None, damage, facts)
+        return _Disk(place, None, damage, is_newer, facts)
     return _Disk(
         place,
         None,
         damage,
+        is_newer,
         facts,
         found.f_bavail * found.f_frsize,
         found.f_blocks * found.f_frsize,

@@ -22,22 +22,15 @@ __all__ = ["info", "usage"]
 
 _BLOCK_BYTES = 4096
 
-_EPILOG = """
-Exit status: 0 if all is well, 1 if something is broken or there is no store, 2 for wrong arguments.
-"""
 
-
-@click.command(epilog=_EPILOG, short_help="Tell what a store is: who has it, what it holds.")
+@click.command(short_help="Show a store: owner, chunks, format.")
 @store_paths
 @index_path_option
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print a JSON object; of several paths an array."
-)
+@json_option
 def info(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
-    """Tell what the store at each PATH, a directory or block device, says of itself.
+    """Show the store at each PATH: owner, chunks, format, disk space.
 
-    Its index is read without a lock, so that the owner may be at work meanwhile. Paths of the store
-    that are not named are told on standard error.
+    It reads the index without a lock, also of an open store; concurrent changes may be missing.
     """
 
     def document_of(path: Path, chunks: StoredChunks) -> dict[str, Any]:
@@ -70,24 +63,16 @@ def _document(path: Path, chunks: StoredChunks) -> dict[str, Any]:
     }
 
 
-@click.command(
-    epilog=_EPILOG, short_help="Tell what each model and tenant takes, and how drives wear."
-)
+@click.command(short_help="Show the space of each model and tenant, and drive wear.")
 @store_paths
 @index_path_option
 @dwpd_option
 @json_option
 def usage(paths: tuple[Path, ...], index_path: Path | None, dwpd: float, as_json: bool) -> int:
-    """Tell what each namespace of the store at PATH takes: a model, or model@salt.
+    """Show the space of each namespace of the store at PATH: model, or model@salt.
 
-    Its index is read without a lock, so that the owner may be at work meanwhile. What a namespace
-    has at several paths is summed; paths that are not named are told on standard error.
-
-    The owner of an open store is also asked what was written to each drive of the store since the
-    open, and what admit and write_budget have spared it. A drive lasts until its size times --dwpd
-    times 365 days times 5 years is written at this rate. Its size is that of the block device below
-    the path (of a partition, that of the whole drive), or else of the file system. Bytes written
-    are those of chunks: index, file system and other programs come on top.
+    It reads the index as info does. The owner of an open store reports the bytes written to each
+    drive, and those that admit and write_budget saved. The drive life counts writes of chunks only.
     """
     found = _no_namespaces()
     read, faults = look_at_each(paths, index_path, lambda _, chunks: _add_chunks(found, chunks))

@@ -11,36 +11,26 @@ import click
 from kvring._native import StoredChunks
 from kvring.cli.failure import Failure
 from kvring.cli.output import printable
+from kvring.cli.parameters import json_option
 from kvring.cli.stores import index_path_option, look_at_each, need_namespace, store_paths
 
 __all__ = ["ls"]
-
-_EPILOG = """
-What is broken is told on standard error: a store whose index is missing, damaged, not to be read or
-of a newer version; records that are torn or name extents that do not exist. Only the index and
-the lengths of data files are looked at, no chunk is read. Exit status: 0 if all is well, 1 if
-something is broken or there is no store, 2 for wrong arguments.
-"""
 
 _HEADER = f"{'BYTES':>10} {'AGE':>6} {'UNUSED':>6} {'USES':>5}  NAMESPACE  FILE  KEY"
 _UNITS_S = {"d": 86_400, "h": 3_600, "m": 60}
 
 
-@click.command(epilog=_EPILOG, short_help="List the chunks of a store, with their files.")
+@click.command(short_help="List the chunks of a store.")
 @store_paths
 @index_path_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each chunk.")
-@click.option(
-    "--namespace", metavar="NAME", help="Only those of this namespace: model, or model@salt."
-)
-@click.option(
-    "--key-prefix", metavar="TEXT", default="", help="Only those whose key starts with it."
-)
+@json_option
+@click.option("--namespace", metavar="NAME", help="List only this namespace.")
+@click.option("--key-prefix", metavar="TEXT", default="", help="List only keys with this prefix.")
 @click.option(
     "--file",
     "file_name",
     metavar="NAME",
-    help="Only what is in the file with this name, or at this path.",
+    help="List only chunks in the file with this name or path.",
 )
 def ls(
     paths: tuple[Path, ...],
@@ -50,12 +40,10 @@ def ls(
     key_prefix: str,
     file_name: str | None,
 ) -> int:
-    """List the chunks that the store at PATH, a directory or block device, holds.
+    """List the chunks of the store at PATH.
 
-    That is what its index says, read without a lock, so that the owner may be at work meanwhile.
-    Nothing is changed. Paths of the store that are not named are told on standard error. In layout
-    'files' each chunk is a file of its own, with nothing but its bytes in it; in layout 'extents'
-    it is a part of a data file, or of the block device, from an offset on.
+    It reads the index as info does. AGE is the time since the SET, UNUSED that since the last use.
+    --json has a line per chunk, with Unix times in ms. Defects of the index go to standard error.
     """
     name = Path(file_name).name if file_name else None
     if namespace is not None:

@@ -16,10 +16,8 @@ from kvring._native import object_key_text
 __all__ = ["EXPECTED_NAMES", "ChunkFile", "chunk_files"]
 
 EXPECTED_NAMES: Final = (
-    "It takes files named MODEL@0xRANK@GROUP@HASH.data or MODEL@0xRANK@GROUP@HASH@SALT.data, such "
-    "as facebook-SEP-opt@0x00000000@0@6f1d02ab.data: MODEL with -SEP- for each slash, "
-    "RANK as 8 hex digits, GROUP and HASH in lower-case hex. DIRECTORY is base_path itself, not "
-    "one above it."
+    "Files are named MODEL@0xRANK@GROUP@HASH[@SALT].data, such as "
+    "facebook-SEP-opt@0x00000000@0@6f1d02ab.data, with -SEP- for each slash of MODEL."
 )
 
 _NAME: Final = re.compile(

@@ -93,7 +93,7 @@ class _StorePath(click.Path):
 
 STORE_PATH = _StorePath()
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 capacities_option = click.option(
     "--capacity",
@@ -101,7 +101,7 @@ capacities_option = click.option(
     type=SIZE,
     required=True,
     multiple=True,
-    help="Of each path, as in LMCache's JSON; once for all paths, or once for each in their order.",
+    help="Capacity of each path: once for all, or once per path in their order.",
 )
 
 

@@ -22,21 +22,20 @@ from kvring.cli.stores import (
 __all__ = ["purge"]
 
 _EPILOG = """
-Exit status: 0 if it is removed, 1 if it is not, or there is no such store or namespace; 2 for wrong
-arguments; 4 if some chunks are pinned and stay.
+Exit status: 4 if pinned chunks stay.
 """
 
 
-@click.command(epilog=_EPILOG, short_help="Remove all chunks of a model or tenant.")
+@click.command(epilog=_EPILOG, short_help="Remove the chunks of a model or tenant.")
 @store_paths
 @index_path_option
 @click.option(
     "--namespace",
     metavar="NAME",
-    help="Which: model, or model@salt. '' are the keys that are not of LMCache's form.",
+    help="Remove model or model@salt; '' has keys of another form.",
 )
 @click.option(
-    "--model", metavar="NAME", help="All namespaces of this model, of any identity and engine."
+    "--model", metavar="NAME", help="Remove all namespaces of a model: any salt, identity, engine."
 )
 @consent_options
 @json_option
@@ -49,9 +48,10 @@ def purge(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Remove all chunks of a namespace, or of a model, from the store at PATH, but pinned ones.
+    """Remove the chunks of a namespace or a model from the store at PATH.
 
-    If somebody has the store open its owner does it. All paths of the store are to be named.
+    The owner of an open store does it, and keeps pinned chunks. Name all paths of the store.
+
     """
     if (namespace is None) == (model is None):
         raise WrongArguments("say one of --namespace and --model, not both")

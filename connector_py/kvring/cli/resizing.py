@@ -22,8 +22,8 @@ from kvring.cli.stores import said_well, store_paths
 __all__ = ["resize"]
 
 _EPILOG = """
-Exit status: 0 if the store is within its capacity, 1 if it is as it was, 2 for wrong arguments; 4
-if an open store has the capacity and is not within it yet.
+Exit status: 1 if the store is unchanged, 4 if it is still above the capacity after 30 s without
+progress.
 """
 
 _LOOK_EVERY_S = 0.05
@@ -31,7 +31,7 @@ _LOOK_EVERY_S = 0.05
 _STUCK_S = 30.0
 
 
-@click.command(epilog=_EPILOG, short_help="Bring a store to another capacity.")
+@click.command(epilog=_EPILOG, short_help="Change the capacity of a store.")
 @store_paths
 @capacities_option
 @consent_options
@@ -43,11 +43,11 @@ def resize(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Bring the store at PATH, a directory, to another capacity, and give back the space.
+    """Change the capacity of the store at PATH, a directory, and give space back.
 
-    This tells before what is lost, and asks. What lies in the part of the files that goes is
-    evicted, whenever it was used last. If somebody has the store open its owner does it, and pinned
-    chunks stay. The next start has the capacity of LMCache's JSON: change that as well.
+    It evicts all chunks of the data files that go. The owner of an open store does it, and keeps
+    pinned chunks. Several paths keep their ratio. The next open takes the capacity of LMCache's
+    JSON.
     """
     capacity = capacity_of_each(paths, capacities)
     for path in paths:

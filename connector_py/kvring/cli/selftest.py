@@ -17,10 +17,6 @@ from kvring.cli.vllm_server import VllmServer, new_prompt
 
 __all__ = ["selftest"]
 
-_EPILOG = """
-Exit status: 0 if the chunk came back from kvring as it was, 1 if not, 2 for wrong arguments.
-"""
-
 # Blocks of 16 tokens in the memory of the engine that stores, and of the one that loads.
 _BLOCKS: Final = (64, 96)
 _PROMPT_TOKENS: Final = 2048
@@ -37,14 +33,14 @@ def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) 
     return url
 
 
-@click.command(epilog=_EPILOG, short_help="Send a chunk through a running LMCache server and back.")
+@click.command(short_help="Send a chunk through a running server and back.")
 @click.option(
     "--rpc",
     "rpc_url",
     default="tcp://localhost:5555",
     show_default=True,
     metavar="URL",
-    help="Where engines connect to the server: its --port.",
+    help="Address of the server's --port.",
 )
 @click.option(
     "--http",
@@ -53,31 +49,25 @@ def _web(_context: click.Context, _parameter: click.Parameter, url: str | None) 
     default="http://localhost:8080",
     show_default=True,
     metavar="URL",
-    help="The HTTP server of it: its --http-port.",
+    help="Address of its --http-port.",
 )
 @click.option(
     "--vllm",
     "vllm_url",
     callback=_web,
     metavar="URL",
-    help="Ask this vLLM, such as http://localhost:8000, which has the store at PATH itself.",
+    help="Test this vLLM instead, which has the store at PATH.",
 )
 @click.argument("path", required=False, type=STORE_PATH)
 @json_option
 def selftest(
     rpc_url: str, http_url: str, vllm_url: str | None, path: Path | None, as_json: bool
 ) -> int:
-    """Send a chunk through a running `lmcache server` into kvring, and back, and time each step.
+    """Send a chunk through a running `lmcache server` into kvring and back, and time each step.
 
-    It does what an engine does: it registers memory, looks the chunk up, stores it, and waits until
-    kvring has it. Then the chunk is dropped from L1, so that another engine with other memory gets
-    it from kvring alone, and the bytes are compared. The chunk has 8 MiB with LMCache's default of
-    256 tokens, is of the model test-model, and is removed again. Run it on the server's machine, by
-    its user and with its Python. Other chunks are left alone.
-
-    Of a vLLM with kvring as its own tier a random prompt is asked twice. Between the two vLLM drops
-    all prefixes that it has in memory, which takes VLLM_SERVER_DEV_MODE=1 in its environment. Then
-    the counters of the store's owner tell whether kvring has answered. Chunks of the prompt stay.
+    The chunk is of the model test-model, and is removed. Run it on the server's machine, as its
+    user and with its Python. With --vllm it sends a random prompt twice, and resets vLLM's prefix
+    cache in between; vLLM needs VLLM_SERVER_DEV_MODE=1, and the chunks stay.
     """
     if (vllm_url is None) != (path is None):
         raise WrongArguments("--vllm URL goes with the PATH of its store, and PATH with --vllm")

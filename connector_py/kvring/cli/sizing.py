@@ -17,27 +17,23 @@ from kvring.cli.stores import index_path_option, one_path
 
 __all__ = ["size"]
 
-_EPILOG = """
-Exit status: 0 if it can be told, 1 if not, 2 for wrong arguments.
-"""
-
 _BAR_COLUMNS: Final = 50
 _SHOWN_CAPACITIES: Final = 12
 _MOST_QUOTED: Final = 60
 
 
-@click.command(epilog=_EPILOG, short_help="Tell what hit ratio which capacity would bring.")
+@click.command(short_help="Estimate hit ratios of other capacities.")
 @one_path(is_required=False)
 @index_path_option
 @click.option(
     "--trace",
     type=ReadablePath(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a JSON object in each line, whose hash_ids name the chunks of a request.",
+    help="Trace: a JSON object with hash_ids per line and request.",
 )
 @click.option(
     "--chunk-size",
     type=POSITIVE_SIZE,
-    help="Bytes of a chunk of the trace: those of LMCache's chunks.",
+    help="Length of a chunk of the trace, as in LMCache.",
 )
 @json_option
 def size(
@@ -47,16 +43,10 @@ def size(
     chunk_size: int | None,
     as_json: bool,
 ) -> int:
-    """Tell what hit ratio which capacity would bring.
+    """Estimate the hit ratio of other capacities.
 
-    Of the open store at PATH it is what lookups have found since it was opened, and what they would
-    have found with 1.5 times and twice the capacity: it remembers the keys that it has evicted, in
-    the order of its own eviction. A key that was not admitted (admit, write_budget) is missed with
-    each capacity, and takes up memory of evicted ones. With admit = adaptive a larger store admits
-    more: then the estimates are low.
-
-    Of a trace it is what any capacity would have found, if what was used last goes last (LRU), and
-    only what is found from the beginning of a request counts.
+    Of the open store at PATH it estimates 1.5 times and twice the capacity, low with admit =
+    adaptive. Of a trace it computes any capacity with LRU.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

@@ -14,19 +14,20 @@ from kvring.cli.stores import index_path_option, store_paths
 __all__ = ["status"]
 
 _EPILOG = """
-Exit status: 0 if every path is healthy, 1 if one is not, 2 for wrong arguments.
+Exit status: 0 if every path is healthy, else 1.
 """
 
 
-@click.command(epilog=_EPILOG, short_help="Say of each path whether it is healthy, in a line.")
+@click.command(epilog=_EPILOG, short_help="Show whether each path is healthy, in one line.")
 @store_paths
 @index_path_option
 @json_option
 def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> int:
-    """Say of each PATH in a line whether it is healthy, why not, and what to type next.
+    """Show in one line per PATH whether it is healthy, why not, and what to type next.
 
-    The owner is asked, and the disk is read. A dead or stuck disk, a frozen file system, or a
-    stopped owner is told within two seconds. Nothing is changed.
+    It reports a dead or stuck disk within two seconds. States: healthy, not open, no store, dead
+    disk, stuck disk, frozen, damaged index, failing, full, read-only, path missing, renamed,
+    another user's; killed, stopped or silent owner.
     """
     looks = [HealthLook(path, index_path) for path in paths]
     # Each waits for owners and disks that may not answer.

@@ -41,7 +41,7 @@ index_path_option = click.option(
     "--index-path",
     type=STORE_PATH,
     metavar="DIRECTORY",
-    help="Where the index is, as in index_path.",
+    help="Directory of the index of a block device (option index_path).",
 )
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from kvring.cli.failure import Failure
 from kvring.cli.output import console, grid, print_json, size_text
 from kvring.cli.owner import need_owner
-from kvring.cli.parameters import FiniteRange
+from kvring.cli.parameters import FiniteRange, json_option
 from kvring.cli.screen import screen
 from kvring.cli.stores import store_arguments
 from kvring.cli.web import Page
@@ -22,19 +22,14 @@ from kvring.frame import frame
 
 __all__ = ["stats", "top"]
 
-_EPILOG = """
-Exit status: 0 if all is well, 1 if nobody has the store open, its owner cannot be asked, or there
-is no store; 2 for wrong arguments.
-"""
 
-
-@click.command(epilog=_EPILOG, short_help="Tell what an open store has done since it was opened.")
+@click.command(short_help="Show the counters of an open store.")
 @store_arguments
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with every counter.")
+@json_option
 def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
-    """Ask the owner of the store at PATH what it has done since it opened it.
+    """Show the counters of the store at PATH since its open (docs/reference/metrics.md).
 
-    docs/reference/metrics.md tells what each counter of --json means.
+    It asks the owner, which answers its user and root.
     """
     answer = need_owner(path, index_path, ask="stats")
     if as_json:
@@ -61,7 +56,7 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     return 0
 
 
-@click.command(epilog=_EPILOG, short_help="Show what an open store does now, again and again.")
+@click.command(short_help="Show current rates of an open store.")
 @store_arguments
 @click.option(
     "--interval",
@@ -70,19 +65,23 @@ def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two samples.",
 )
 @click.option(
-    "--count", type=click.IntRange(min=1), metavar="NUMBER", help="End after so many looks."
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="End after this number of samples.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each look.")
-@click.option("--web", is_flag=True, help="Show it as a page, to browsers of this machine.")
+@json_option
+@click.option("--web", is_flag=True, help="Serve a page at http://127.0.0.1:PORT/ instead.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     default=9401,
     show_default=True,
-    help="Of that page; 0 is any.",
+    metavar="PORT",
+    help="Port of that page; 0 takes any free one.",
 )
 def top(
     path: Path,
@@ -93,9 +92,10 @@ def top(
     web: bool,
     port: int,
 ) -> int:
-    """Show what the store at PATH does, until it is closed or Ctrl-C.
+    """Show rates and latencies of the store at PATH between two samples, until Ctrl-C.
 
-    Its owner is asked. Rates and latencies are those between two looks.
+    It asks the owner as stats does.
+
     """
     frames = itertools.islice(_frames(path, index_path, interval_s), count)
     if web:

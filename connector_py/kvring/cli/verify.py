@@ -20,11 +20,6 @@ from kvring.cli.stores import index_path_option, said_well, store_paths, tell_fu
 
 __all__ = ["verify"]
 
-_EPILOG = """
-Exit status: 0 if nothing is broken, or nothing any more; 1 if something is, or there is no store;
-2 for wrong arguments.
-"""
-
 _MOST_SHOWN = 20
 
 # What reading a chunk may show, and why it is broken then.
@@ -48,7 +43,7 @@ class _Findings:
         return not self.broken and not self.index
 
 
-@click.command(epilog=_EPILOG, short_help="Read every chunk, and compare it with its checksum.")
+@click.command(short_help="Verify the checksum of every chunk.")
 @store_paths
 @index_path_option
 @click.option(
@@ -56,20 +51,21 @@ class _Findings:
     type=POSITIVE_SIZE,
     default="500MiB",
     show_default=True,
-    help="Most bytes that are read in a second.",
+    help="Maximum bytes to read per second.",
 )
 @click.option(
-    "--repair", is_flag=True, help="Remove what is broken. Nobody may have the store open."
+    "--repair",
+    is_flag=True,
+    help="Remove what is damaged from a closed store; takes all its paths.",
 )
 @json_option
 def verify(
     paths: tuple[Path, ...], index_path: Path | None, rate: int, repair: bool, as_json: bool
 ) -> int:
-    """Read every chunk of the store at PATH, and compare it with its checksum.
+    """Verify the checksum of every chunk of the store at PATH, past the page cache.
 
-    Without --repair nothing is changed, and the owner may be at work meanwhile. Of a store with
-    several paths --repair takes all of them. A broken chunk is never served, removed or not: its
-    loads miss.
+    The store may be open, without --repair. Loads of a damaged chunk miss.
+
     """
     if repair:
         store_options(paths, index_path)

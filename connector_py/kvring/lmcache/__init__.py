@@ -5,7 +5,7 @@ LMCache loads it by name::
     {"type": "plugin", "module_path": "kvring.lmcache", "class_name": "KvringL2Adapter",
      "adapter_params": {"path": "/mnt/nvme/kvring", "capacity": "500GiB"}}
 
-docs/how-to/lmcache.md compares it with the type `native_plugin`. A store is read by either.
+docs/how-to/lmcache.md compares it with the type `native_plugin`. Neither finds chunks of the other.
 `KvringSharedL2Adapter` is the same in front of a tier that many nodes share
 (docs/how-to/shared-tier.md).
 """

@@ -11,19 +11,18 @@ __all__ = ["TierReport", "collector", "report"]
 
 # By their names in `/status`, and as counters of Prometheus.
 _COUNTERS: Final = {
-    "lookups": "Keys that were looked up in the shared tier.",
-    "found": "Keys that were found in the shared tier.",
-    "unchecked": "Chunks that lookups found there without a checksum beside them.",
-    "mismatches": "Chunks of the shared tier that were not what the checksum beside them says.",
-    "loaded_bytes": "Bytes that came from the shared tier in time.",
-    "promoted": "Chunks of the shared tier that were stored here.",
-    "stores": "Chunks that were stored in the shared tier.",
-    "failed_stores": "Chunks that the shared tier did not take.",
-    "skipped_stores": "Chunks that were not offered to the shared tier: it did not answer, or no "
-    "buffer was free.",
-    "skipped_loads": "Chunks that were not asked for in the shared tier: no buffer was free.",
-    "late": "Questions that the shared tier did not answer in time.",
-    "lost": "Connections to the shared tier that were lost.",
+    "lookups": "Keys looked up.",
+    "found": "Keys found.",
+    "unchecked": "Chunks found without a checksum.",
+    "mismatches": "Chunks with a wrong checksum.",
+    "loaded_bytes": "Bytes loaded in time.",
+    "promoted": "Loaded chunks that were stored locally.",
+    "stores": "Chunks stored.",
+    "failed_stores": "Chunks that the tier refused.",
+    "skipped_stores": "Chunks not offered: the tier was down, or shared_buffer full.",
+    "skipped_loads": "Loads not requested: shared_buffer was full.",
+    "late": "Lookups and loads past their deadline.",
+    "lost": "Connections lost.",
 }
 
 
@@ -80,11 +79,13 @@ class _Collector:
                 counter.add_metric([store], one[name])
             yield counter
         answering = GaugeMetricFamily(
-            "kvring_shared_answering", "Whether the shared tier answers.", labels=["store"]
+            "kvring_shared_answering",
+            "1 if the tier answers (is_answering in /status).",
+            labels=["store"],
         )
         buffered = GaugeMetricFamily(
             "kvring_shared_buffered_bytes",
-            "Memory of shared_buffer that is in use.",
+            "Memory of shared_buffer in use.",
             labels=["store"],
         )
         for store, one in told:

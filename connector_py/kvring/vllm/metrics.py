@@ -24,8 +24,8 @@ _LABELS: Final = ("path",)
 
 # Name, meaning, and which number of stats() it is, or promoted.
 _GAUGES: Final = (
-    ("vllm:kvring_chunks", "Chunks that the kvring tier holds.", "keys"),
-    ("vllm:kvring_used_bytes", "What the kvring tier takes of its capacity.", "used_bytes"),
+    ("vllm:kvring_chunks", "Chunks stored in the kvring tier.", "keys"),
+    ("vllm:kvring_used_bytes", "Capacity of the kvring tier in use.", "used_bytes"),
     ("vllm:kvring_capacity_bytes", "Capacity of the kvring tier.", "capacity_bytes"),
 )
 _COUNTERS: Final = (
@@ -36,18 +36,18 @@ _COUNTERS: Final = (
     ("vllm:kvring_checksum_mismatches", "Damaged chunks, answered as misses.", "checksum_mismatch"),
     (
         "vllm:kvring_refused_stores",
-        "Chunks that were not stored, as more were queued than set_queue_bytes.",
+        "Chunks refused, as set_queue_bytes was used up.",
         "set_rejected_queue_full",
     ),
     (
         "vllm:kvring_promoted_chunks",
-        "Chunks that another tier had and the kvring tier stored, with promote.",
+        "Chunks of another tier that the kvring tier stored, with promote.",
         "promoted",
     ),
 )
 _HEALTHY: Final = (
     "vllm:kvring_healthy",
-    "Whether nothing fails at any path of the kvring tier now.",
+    "1 if nothing fails at any path now.",
 )
 
 

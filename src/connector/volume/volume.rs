@@ -120,7 +120,10 @@ impl Volume {
         let (shared, recovery) = (&self.shared, &self.recovery);
         shared.cache.evict_beyond_capacity();
         shared.cache.store.drain_removals();
-        warn_of_capacity(self.path(), &self.space);
+        // A command that opens a store with `keeps_misplaced` has made the capacity up.
+        if !shared.cache.config.keeps_misplaced {
+            warn_of_capacity(self.path(), &self.space);
+        }
         let mut threads = self.threads.lock();
         let unverified = std::mem::take(&mut self.unverified);
         let started = threads.start(

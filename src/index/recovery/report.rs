@@ -5,33 +5,33 @@
 pub struct Recovery {
     /// Whether there was no store before.
     pub is_new: bool,
-    /// Whether the last owner had closed the store; true for a new one.
+    /// Whether the last owner closed the store, or it is new.
     pub clean_shutdown: bool,
-    /// Why the index was started anew, if it was.
+    /// Why the whole index was discarded, if it was.
     pub reset: Option<String>,
-    /// Whether the index was cut short; records behind its end are lost.
+    /// Whether the index file was too short.
     pub truncated: bool,
-    /// Chunks kept.
+    /// Chunks that are stored.
     pub kept: u64,
-    /// Of these, chunks written by an owner that did not close the store: they are read and verified in idle moments.
+    /// Of these, chunks to verify when idle.
     pub to_verify: u64,
-    /// Records whose checksum or fields are wrong, or of whose key a part is missing.
+    /// Discarded: corrupt, or without a part of their key.
     pub torn: u64,
-    /// Pages of the index that could not be read; the chunks of their records are missed.
+    /// Index pages with I/O errors.
     pub unreadable_pages: u64,
-    /// Records whose extent does not exist: outside its data file, or without its chunk file.
+    /// Discarded: their extent or chunk file does not exist.
     pub out_of_range: u64,
-    /// Records whose extent overlaps with that of a younger one.
+    /// Discarded: a younger one has their space.
     pub overlapping: u64,
-    /// Older records of a key that has a younger one.
+    /// Discarded: the key has a younger one.
     pub duplicate: u64,
-    /// Chunks that were not used for longer than `ttl`.
+    /// Discarded: not used for longer than `ttl`.
     pub expired: u64,
-    /// Chunks whose keys belong to another path since paths were added, removed, or changed in capacity.
+    /// Discarded: their keys belong to another path now.
     pub moved: u64,
-    /// Chunks of a path that was unavailable while the others went on: they may have been replaced or deleted since.
+    /// Discarded: their path was away.
     pub stale: u64,
-    /// Files without a record that were removed: of SETs that did not complete, and DELETEs that were answered.
+    /// Chunk files without a record, removed.
     pub orphans: u64,
 }
 

@@ -29,34 +29,35 @@ from kvring.cli.doctor.software import look_at_software
 from kvring.cli.doctor.system import look_at_limits, look_at_memory
 from kvring.cli.failure import WrongArguments
 from kvring.cli.output import console, print_json, table
+from kvring.cli.parameters import json_option
 from kvring.cli.stores import one_path
 
 __all__ = ["doctor"]
 
 _EPILOG = """
-Exit status: 0 if nothing is to be done, 3 for warnings (kvring works, but worse than it could), 1
-for errors (it does not work, or not for long), 2 for wrong arguments.
+Exit status: 0 if nothing is to do, 3 for warnings (kvring works, but not at its best), 1 for
+errors.
 """
 
 _STATUSES = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 3, Level.ERROR: 1}
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
 
-@click.command(epilog=_EPILOG, short_help="Find out whether kvring works here, and how well.")
+@click.command(epilog=_EPILOG, short_help="Check the machine and a path; print remedies.")
 @one_path(is_required=False)
-@click.option("--capacity", metavar="SIZE", help="What the store is to take, such as 500GiB.")
+@click.option("--capacity", metavar="SIZE", help="Planned capacity of the store, such as 500GiB.")
 @click.option(
     "--clean-shm",
     is_flag=True,
-    help="Only remove files of a killed vLLM in /dev/shm that no process has open or mapped.",
+    help="Only remove unused files of a killed vLLM from /dev/shm (on the host).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of all findings.")
+@json_option
 def doctor(path: Path | None, capacity: str | None, clean_shm: bool, as_json: bool) -> int:
-    """Look at the kernel, at limits, and at what a store at PATH would lie on.
+    """Check the machine and the place of a store at PATH; print a remedy for each finding.
 
-    Run it as the server runs: as its user, in its container, with its limits. A small store is made
-    in a new directory below PATH, and removed. A store that is there is not touched. Without PATH
-    only the machine is looked at. Where containers share /dev/shm, run --clean-shm on the host.
+    Run it as the server runs: same user, container and limits. It checks versions, io_uring,
+    limits, memory, file system, free space, rights, device, store and drives (smartctl), and tests
+    a small store in a new directory below PATH.
     """
     if clean_shm and path is not None:
         raise WrongArguments("--clean-shm goes without PATH: it looks at /dev/shm alone")

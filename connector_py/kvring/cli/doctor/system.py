@@ -102,7 +102,7 @@ def _huge_pages() -> Iterator[Finding]:
         Level.NOTE,
         "huge pages",
         "none are set aside: with them loads into L1 take less than half of the processor time",
-        "sysctl vm.nr_hugepages=N and --l1-use-hugepages (docs/how-to/lmcache.md)",
+        "sysctl vm.nr_hugepages=N and --l1-use-hugepages (docs/how-to/operations.md#huge-pages)",
     )
 
 
