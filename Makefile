@@ -315,6 +315,10 @@ reference: build ## docs/reference, made of the code
 docs: $(VENV)/.stamp-docs ## the documents as a book, into target/book, with every link checked
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
 
+.PHONY: pictures
+pictures: ## render the diagrams of the documents (needs graphviz)
+	@for source in docs/images/*.dot; do dot -Tsvg "$$source" -o "$${source%.dot}.svg"; done
+
 # For instance: make eviction EVICTION='--traces DIRECTORY'
 EVICTION ?=
 

@@ -106,3 +106,8 @@ class HostTieringSpec(TieringOffloadingSpec):
             )
             self._worker = HostCopyWorker(kv_caches, self.blocks_per_chunk, region)
         return self._worker
+
+
+def register() -> None:
+    """Have every offloading of vLLM do so: an entry point of the group `vllm.general_plugins`."""
+    TieringOffloadingSpec.get_worker = HostTieringSpec.get_worker
