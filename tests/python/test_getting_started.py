@@ -6,6 +6,7 @@ The environment has all that the page presupposes. It has no network.
 """
 
 import os
+import re
 import subprocess
 import sysconfig
 from collections.abc import Callable
@@ -134,7 +135,11 @@ def test_an_engine_that_runs_on_processors(run: Run, packages: list[Path], tab: 
     if tab == "LMCache" and find_spec("lmcache") is None:
         pytest.skip("LMCache is not installed (make lmcache)")
     page_steps = steps(PAGE, tab)
-    assert_as_shown(page_steps, run(page_steps))
+    outputs = run(page_steps)
+    assert_as_shown(page_steps, outputs)
+    loaded = re.search(r"^loaded .* in ([\d,]+) chunks", outputs[-2], re.M)
+    assert loaded is not None
+    assert loaded[1] != "0"
 
 
 def test_what_runs_of_sglang_without_a_gpu(run: Run, packages: list[Path]) -> None:
