@@ -18,6 +18,7 @@ import pytest
 from tests.python.conftest import REPOSITORY
 from tests.support.documents import Step, matches, steps
 from tests.support.engine_environment import make_environment
+from tests.support.machines import KILLED_WITH_PARENT
 
 PAGE = REPOSITORY / "docs" / "getting-started.md"
 WHEELS = REPOSITORY / "target" / "wheel"
@@ -103,7 +104,10 @@ def run(tmp_path: Path, programs: Path) -> Run:
         script = tmp_path / "page.sh"
         script.write_text("\n".join([PREPARATION, *blocks]))
         status = subprocess.run(
-            [*ALONE, "bash", script], cwd=tmp_path, env=environment, check=False
+            [*KILLED_WITH_PARENT, *ALONE, "bash", script],
+            cwd=tmp_path,
+            env=environment,
+            check=False,
         ).returncode
         if status:
             print((tmp_path / f"{status - 1}.out").read_text())
