@@ -175,11 +175,13 @@ force:
 .PHONY: build
 build: $(VENV)/.stamp-kvring ## kvring's release build into .venv
 
-# The aarch64 wheels take `rustup target add aarch64-unknown-linux-gnu`.
+# The aarch64 wheels take `rustup target add aarch64-unknown-linux-gnu`, or RUSTC=PATH of a compiler that has this target. The
+# paths of the builder's machine do not get into the wheels: the same commit, compiler and tools give the same library.
 .PHONY: wheels
 wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10, and 3.11 and later, and an sdist, into dist (10 minutes)
 	@rm -rf dist
 	export KVRING_COMMIT=$$(git rev-parse HEAD 2>/dev/null || true)
+	export RUSTFLAGS="--remap-path-prefix=$(CURDIR)=kvring --remap-path-prefix=$${CARGO_HOME:-$(HOME)/.cargo}=cargo"
 	build() { env -u PYO3_PYTHON $(VENV)/bin/maturin build --release --zig --compatibility manylinux_2_28 --out dist $(LOCKED) "$$@"; }
 	# The first of some versions that is in PATH, else in pyenv.
 	find_python() {
@@ -194,13 +196,20 @@ wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10, and 3.11 
 	old=$$(find_python 3.10)
 	[ -z "$$abi3" ] || build $(ABI3) --interpreter "$$abi3"
 	[ -z "$$old" ] || build --interpreter "$$old"
-	if [ -d "$$(rustc --print target-libdir --target aarch64-unknown-linux-gnu)" ]; then
+	if [ -d "$$($${RUSTC:-rustc} --print target-libdir --target aarch64-unknown-linux-gnu)" ]; then
 		build --target aarch64-unknown-linux-gnu $(ABI3) --interpreter python3.11
 		build --target aarch64-unknown-linux-gnu --interpreter python3.10
 	else
-		echo "wheels: none for aarch64: rustup target add aarch64-unknown-linux-gnu"
+		echo "wheels: none for aarch64, this compiler lacks the target: rustup target add aarch64-unknown-linux-gnu"
 	fi
 	$(VENV)/bin/maturin sdist --out dist
+
+# For instance: make release RELEASE=--no-tests
+RELEASE ?=
+
+.PHONY: release
+release: $(VENV)/.stamp-wheels $(VENV)/.stamp-docs ## the files of a release into dist, checked; publishes nothing (90 minutes, 15 with --no-tests)
+	@$(PY) -m tools.release $(RELEASE)
 
 .PHONY: engines
 engines: $(ENGINES_VENV)/.stamp-kvring ## vLLM and SGLang into .venv-engines, once, as far as they run without a GPU

@@ -122,7 +122,7 @@ def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
 ) -> None:
     """Which path owns a key follows from the capacities, which no command is told."""
     paths = [tmp_path / str(number) for number in range(len(capacities))]
-    kept = {f"kept-{number}": pattern(5000, number) for number in range(100)}
+    kept = {f"kept-{number}": pattern(5000, number) for number in range(400)}
     with kvring.Connector(paths, capacities) as connector:
         client = Client(connector)
         client.store(kept)
@@ -132,12 +132,12 @@ def test_commands_on_paths_of_unlike_capacities_lose_nothing_else(
     for key in damaged:
         damage(lies_in[key], key)
     assert counts(kvring_command, "--repair", *paths)["removed"] == len(damaged)
-    assert counts(kvring_command, *paths)["intact"] == 120 - len(damaged)
+    assert counts(kvring_command, *paths)["intact"] == 420 - len(damaged)
     model = KEYS[0].partition("@")[0]
     status, out, _ = kvring_command("purge", "--yes", "--json", "--namespace", model, *paths)
     assert (status, json.loads(out)["keys"]) == (0, 20)
     with kvring.Connector(paths, capacities) as connector:
-        assert (connector.recovery["kept"], connector.recovery["moved"]) == (100 - len(damaged), 0)
+        assert (connector.recovery["kept"], connector.recovery["moved"]) == (400 - len(damaged), 0)
         client = Client(connector)
         for key, content in kept.items():
             assert client.load(key, 5000) == (None if key in damaged else content)

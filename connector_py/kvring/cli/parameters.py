@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +25,11 @@ __all__ = [
 ]
 
 
-class _Size(click.ParamType[int]):
+# click 8.1 has the type without its parameter.
+_IntType = click.ParamType[int] if TYPE_CHECKING else click.ParamType
+
+
+class _Size(_IntType):
     """A number of bytes, written as in the options of a store."""
 
     name = "SIZE"

@@ -28,6 +28,10 @@ class Advance(Protocol):
 def progress(what: str, total_bytes: int | None) -> Iterator[Advance]:
     """Show a bar until the end; `total_bytes` is None where nobody knows."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        # A disabled Progress of rich 13 prints an empty line.
+        yield lambda _size_bytes: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -35,8 +39,6 @@ def progress(what: str, total_bytes: int | None) -> Iterator[Advance]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda size_bytes: bar.advance(task, size_bytes)
