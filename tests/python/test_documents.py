@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from kvring.cli.doctor.software import _TESTED_LMCACHE
 from tests.python.conftest import REPOSITORY, Client
 
 DOCS = REPOSITORY / "docs"
@@ -147,3 +148,18 @@ def test_every_page_is_in_the_book() -> None:
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     book = re.findall(r"[\w/-]+\.md", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
     assert set(book) == pages
+
+
+def test_the_support_policy_names_the_versions_that_are_tested() -> None:
+    text = (DOCS / "reference" / "support.md").read_text(encoding="utf-8")
+    pages = sorted((REPOSITORY / "requirements").glob("*.txt"))
+    requirements = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for name in ("LMCache", "vLLM", "SGLang"):
+        tested = set(re.findall(rf"^{name.lower()}==(\S+)$", requirements, re.M))
+        (row,) = re.findall(rf"^\| {name} \| ([^|]+) \|", text, re.M)
+        assert set(row.split(", ")) == tested, name
+        if name == "LMCache":
+            assert set(_TESTED_LMCACHE) == tested
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    pythons = re.findall(r"Python :: (3\.\d+)", project)
+    assert f"| CPython | {pythons[0]} to {pythons[-1]} |" in text
