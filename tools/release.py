@@ -62,6 +62,8 @@ def refusals(root: Path) -> list[str]:
         )
     elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", released[0][1]):
         found.append(f"CHANGELOG.md gives no date for {version}: write YYYY-MM-DD")
+    if re.search(r"^## \[Unreleased\]\n+(?!## )\S", changelog, re.M):
+        found.append(f"CHANGELOG.md has entries in Unreleased: move them to {version}")
     lock = tomllib.loads((root / "Cargo.lock").read_text(encoding="utf-8"))
     found += [
         f"Cargo.lock has {package['name']} {package['version']}, Cargo.toml {version}: "

@@ -206,6 +206,10 @@ def tag_and_go_on(root: Path) -> None:
         (lambda root: (root / "new").touch(), "1 uncommitted changes"),
         (tag_and_go_on, f"v{VERSION} is the tag of another commit"),
         (replace("CHANGELOG.md", f"## [{VERSION}]", "## [0.0.9]"), "in CHANGELOG.md is 0.0.9"),
+        (
+            replace("CHANGELOG.md", "## [Unreleased]\n", "## [Unreleased]\n### Added\n- x\n"),
+            "CHANGELOG.md has entries in Unreleased",
+        ),
         (replace("CHANGELOG.md", DATED, f"## [{VERSION}] - soon"), "gives no date"),
         (
             replace("Cargo.toml", f'version = "{VERSION}"', 'version = "9.9.9"'),
@@ -220,7 +224,16 @@ def tag_and_go_on(root: Path) -> None:
             "pyproject.toml has a version of its own",
         ),
     ],
-    ids=["dirty", "tagged", "no section", "no date", "lock", "page", "second version"],
+    ids=[
+        "dirty",
+        "tagged",
+        "no section",
+        "unreleased",
+        "no date",
+        "lock",
+        "page",
+        "second version",
+    ],
 )
 def test_what_is_no_release_is_refused(
     tree: Path, change: Callable[[Path], None], reason: str
