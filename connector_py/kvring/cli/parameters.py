@@ -26,7 +26,10 @@ __all__ = [
 
 
 # click 8.1 has the type without its parameter.
-_IntType = click.ParamType[int] if TYPE_CHECKING else click.ParamType
+if TYPE_CHECKING:
+    _IntType = click.ParamType[int]
+else:
+    _IntType = click.ParamType
 
 
 class _Size(_IntType):
