@@ -14,10 +14,8 @@ from pathlib import Path
 
 from tools.tool import OUTPUT
 from tools.vm.machine import boot, make_root
-from tools.vm.packages import unpack
+from tools.vm.packages import fetch_kernel, fetch_programs
 
-_KERNEL = "linux-image-6.16.12+deb13-cloud-amd64"
-_PACKAGES = ("qemu-system-x86", "nvme-cli", "busybox-static")
 _DRIVE_BYTES = 64 << 20
 # Four handles of eight; a reclaim unit is never full, so that what is left of it tells the bytes.
 _SUBSYSTEM = "nvme-subsys,id=s0,fdp=on,fdp.nruh=8,fdp.nrg=1,fdp.runs=1G"
@@ -31,12 +29,12 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=600, metavar="SECONDS")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    packages = unpack(arguments.cache, _KERNEL, *_PACKAGES)
+    programs, kernel = fetch_programs(arguments.cache), fetch_kernel(arguments.cache, "newest")
     with tempfile.TemporaryDirectory(dir=arguments.cache) as directory:
         image = Path(directory, "root.ext4")
-        make_root(packages, Path(__file__).with_name("fdp_guest.py"), image)
+        make_root(programs, Path(__file__).with_name("fdp_guest.py"), image)
         began = time.monotonic()
-        printed = boot(packages, image, _drives(Path(directory)), arguments.deadline)
+        printed = boot(programs, kernel, image, _drives(Path(directory)), arguments.deadline)
     print(printed)
     print(f"{time.monotonic() - began:.0f} s from start to power-off")
     return 0 if "guest ended with 0" in printed else 1
