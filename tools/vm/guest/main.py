@@ -41,6 +41,9 @@ NEED_RING = (
         for name in ("rings_", "what_is_queued_", "memory_that_", "a_ring_", "an_entry_")
     ),
 )
+# It simulates 256 machines in memory: minutes in emulation, and no drive takes part.
+TOO_SLOW = "power_loss::power_loss_while_a_kill_is_cleaned_up_leaves_one_of_two_records"
+SIMULATED = "a simulation that is slow in emulation and uses no drive"
 NO_RING = "io_uring is not available: Linux 5.11 is the first with a ring that kvring can use"
 HAS_RING = [int(one) for one in os.uname().release.split(".")[:2]] >= [5, 11]
 MATRIX_SUITES = {
@@ -136,6 +139,9 @@ def drive(serial: str) -> Path:
 def run_rust(outcome: Outcome, program: str, tests: str, directory: Path) -> None:
     """Run tests of a Rust program whose stores lie below a directory."""
     command = [f"/rust/{program}", "--show-output", "--test-threads=2", *filter(None, [tests])]
+    if program == "durability":
+        command += ["--skip", TOO_SLOW]
+        outcome.skipped[SIMULATED] += check([*command[:1], "--list"]).count(f"{TOO_SLOW}: test")
     if not HAS_RING:
         command += [f"--skip={one}" for one in NEED_RING]
         left_out = re.findall(rf"^(?:{'|'.join(NEED_RING)})", check([*command[:1], "--list"]), re.M)
