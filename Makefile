@@ -268,6 +268,13 @@ power-loss: export KVRING_POWER_LOSS_IMAGES ?= 500
 power-loss: build ## power loss at 500 writes below the file system and below bare devices (as root, 15 minutes)
 	@$(PY) -m pytest -rA tests/python/test_power_loss_writes.py
 
+# For instance: make vm VM='--only 6.1/xfs'
+VM ?=
+
+.PHONY: vm
+vm: build need-cargo $(VENV)/.stamp-tools ## the suites on Linux 5.10 to the newest in virtual machines, with ext4, XFS and bare drives (20 minutes)
+	@$(PY) -m tools.vm $(VM)
+
 .PHONY: lint
 lint: build ## format, clippy, cargo doc, ruff, mypy, stubtest, cargo-deny
 	@set -x

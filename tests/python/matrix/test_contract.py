@@ -97,3 +97,16 @@ def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: 
     assert not client.is_readable()
     assert client.stat("evicted") == 0
     assert {key: client.load(key, len(chunk)) for key, chunk in held.items()} == held
+
+
+def test_registered_memory_moves_the_same_bytes(store: Store) -> None:
+    client = store.open()
+    memory = make_memory(MIB)
+    with client.connector.register_memory(memory):
+        memory[:] = pattern(MIB, 1)
+        assert client.set(["chunk"], [memory])[1:] == (True, "", [True])
+        memory[:] = bytes(MIB)
+        assert client.get(["chunk"], [memory])[1:] == (True, "", [True])
+        assert memory == pattern(MIB, 1)
+    is_fixed = client.connector.stats()["transfers_fixed"] > 0
+    assert is_fixed == (store.cell.engine == "io_uring")
