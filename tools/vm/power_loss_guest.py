@@ -1,0 +1,284 @@
+"""In a machine that loses power: a load on a store, or a look at what is left of stores.
+
+The serial number of a drive says which: "load-ext4-files-b-7" or "3-ext4-files-b", with the file
+system, the layout, the first letter of the durability, and behind a load its seed. Everything is
+told over the second serial port, a line at a time; a line has left the machine when `tell` returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import re
+import subprocess
+import termios
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import kvring
+
+CAPACITY = "48MiB"
+# Chunks of the first keys stay until they are deleted; the others evict each other.
+LASTING_KEYS = 36
+KEYS = LASTING_KEYS + 90
+_QUOTAS = {"evicting": "12MiB"}
+_MOST_UNDER_WAY = 4
+_MOUNT_POINT = Path("/mnt")
+_MAKE = {
+    "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"),
+    "xfs": ("mkfs.xfs", "-q", "-f"),
+}
+_DURABILITIES = {one[0]: one for one in ("persistent", "best_effort")}
+_DIFFERENT_BYTES = 3 << 20
+_HEADER_BYTES = 16
+# System calls that a thread waits in: futex.
+_IDLE = "202"
+
+
+class Drive(NamedTuple):
+    """A drive, and what its serial number says."""
+
+    path: Path
+    serial: str
+    purpose: str
+    file_system: str
+    layout: str
+    durability: str
+    seed: int = 0
+
+
+def length_bytes(number: int) -> int:
+    """Return the length of the chunks of a key: 4 KiB to 1 MiB, every other one not in blocks."""
+    whole = 4096 << number % 9
+    return whole + number * 37 if number % 2 and number % 9 < 8 else whole
+
+
+@functools.cache
+def _different_bytes() -> bytes:
+    return random.Random(0).randbytes(_DIFFERENT_BYTES + (1 << 20))
+
+
+def content_of(number: int, version: int) -> bytes:
+    """Return bytes that tell key and version, and differ from those of others at every place."""
+    begin = (version * KEYS + number) * 509 % _DIFFERENT_BYTES
+    header = version.to_bytes(8, "little") + number.to_bytes(8, "little")
+    return header + _different_bytes()[begin : begin + length_bytes(number) - _HEADER_BYTES]
+
+
+def key_of(number: int) -> str:
+    """Return a key of LMCache's form."""
+    return f"{'lasting' if number < LASTING_KEYS else 'evicting'}@1@0@{number:016x}"
+
+
+class Port:
+    """The second serial port."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/dev/ttyS1", os.O_WRONLY | os.O_NOCTTY)
+        self._lock = threading.Lock()
+        settings = termios.tcgetattr(self._file)
+        settings[1] &= ~termios.OPOST
+        termios.tcsetattr(self._file, termios.TCSANOW, settings)
+
+    def tell(self, *what: Any) -> None:
+        """Send a line, and wait until the machine has sent it."""
+        with self._lock:
+            os.write(self._file, json.dumps(what).encode() + b"\n")
+            termios.tcdrain(self._file)
+
+
+def find_drives() -> list[Drive]:
+    """Return the drives that are there for a purpose."""
+    drives = []
+    blocks = (one for one in Path("/sys/block").iterdir() if re.fullmatch(r"nvme\d+n1", one.name))
+    for block in sorted(blocks):
+        purpose, *rest = (block / "device" / "serial").read_text().strip().split("-")
+        if rest:
+            file_system, layout, durability, *seed = rest
+            drives.append(
+                Drive(
+                    Path("/dev", block.name),
+                    "-".join([purpose, *rest]),
+                    purpose,
+                    file_system,
+                    layout,
+                    _DURABILITIES[durability],
+                    *map(int, seed),
+                )
+            )
+    return drives
+
+
+def place_of(drive: Drive) -> Path:
+    """Mount the drive if it has a file system; return the path for a store."""
+    if drive.file_system == "bare":
+        return drive.path
+    if drive.file_system not in Path("/proc/filesystems").read_text().split():
+        _run("modprobe", drive.file_system)
+    _run("mount", "-t", drive.file_system, str(drive.path), str(_MOUNT_POINT))
+    return _MOUNT_POINT / "store"
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def open_store(drive: Drive, path: Path) -> kvring.Connector:
+    """Open the store."""
+    return kvring.Connector(
+        path,
+        CAPACITY,
+        layout=drive.layout,
+        durability=drive.durability,
+        min_free=0,
+        admit="always",
+        lease_s=0,
+        ttl="off",
+        quotas=_QUOTAS,
+    )
+
+
+class Client:
+    """A connector, and the completions that came while others were waited for."""
+
+    def __init__(self, connector: kvring.Connector) -> None:
+        self.connector = connector
+        self._kept: dict[int, tuple[bool, str, list[bool]]] = {}
+
+    def wait(self, future: int) -> tuple[bool, str, list[bool]]:
+        """Wait for one; return whether it succeeded, why not, and the same for each key."""
+        while future not in self._kept:
+            for number, ok, error, each in self.connector.drain_completions():
+                self._kept[number] = ok, error, each
+            time.sleep(0.0005)
+        return self._kept.pop(future)
+
+    def load(self, number: int) -> bytes | None:
+        """Return a chunk, or None."""
+        memory = bytearray(length_bytes(number))
+        future = self.connector.submit_batch_get([key_of(number)], [memoryview(memory)])
+        _, error, each = self.wait(future)
+        if error:
+            raise OSError(f"GET of {key_of(number)}: {error}")
+        return bytes(memory) if each[0] else None
+
+
+def _tell_time(port: Port) -> None:
+    """Tell every 100 ms what time it is, and in ms how long a flush took at most up to now."""
+    longest_s = 0.0
+    idle_since = time.monotonic()
+    told = 0.0
+    flusher = _find_thread("kvring-flush")
+    while True:
+        is_idle = flusher is None or flusher.read_text().split()[0] == _IDLE
+        now = time.monotonic()
+        longest_s = max(longest_s, now - idle_since)
+        if is_idle:
+            idle_since = now
+        if now - told >= 0.1:
+            told = now
+            port.tell("time", round(longest_s * 1000), [], round(now * 1000))
+        time.sleep(0.01)
+
+
+def _find_thread(name: str) -> Path | None:
+    """Return the file that tells the system call which this thread is in."""
+    for thread in Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().strip() == name:
+            return thread / "syscall"
+    return None
+
+
+def work(drive: Drive, port: Port) -> None:
+    """Store and delete, several batches at a time, and tell of each before and after."""
+    if drive.file_system != "bare":
+        _run(*_MAKE[drive.file_system], str(drive.path))
+    connector = open_store(drive, place_of(drive))
+    _run("sync")
+    client = Client(connector)
+    chance = random.Random(drive.seed)
+
+    def tell(verb: str, version: int, numbers: list[int]) -> None:
+        port.tell(verb, version, numbers, round(time.monotonic() * 1000))
+
+    tell("ready", 0, [])
+    threading.Thread(target=_tell_time, args=(port,), daemon=True).start()
+    under_way: list[tuple[int, int]] = []
+    version = 0
+    while True:
+        version += 1
+        numbers = chance.sample(range(LASTING_KEYS), chance.randint(1, 3))
+        verb = chance.choice(["set", "set", "set", "delete"])
+        if verb == "set":
+            numbers += chance.sample(range(LASTING_KEYS, KEYS), chance.randint(0, 3))
+        keys = [key_of(number) for number in numbers]
+        tell(verb, version, numbers)
+        if verb == "set":
+            chunks = [memoryview(content_of(number, version)) for number in numbers]
+            future = connector.submit_batch_set(keys, chunks)
+        else:
+            future = connector.submit_batch_delete(keys)
+        under_way.append((version, future))
+        if len(under_way) >= _MOST_UNDER_WAY:
+            version_done, future = under_way.pop(0)
+            ok, error, _ = client.wait(future)
+            if not ok:
+                raise SystemExit(f"batch {version_done}: {error}")
+            evicted = connector.counters()["storage"]["ssd_evicted"]
+            tell("done", version_done, [evicted])
+
+
+def look_into(drive: Drive) -> tuple[str | None, list[int | str | None]]:
+    """Open what is left; return why the index was made anew, and each key's version.
+
+    A chunk that is of no version is told as text. The store must be usable.
+    """
+    found: list[int | str | None] = []
+    with open_store(drive, place_of(drive)) as connector:
+        client = Client(connector)
+        for number in range(KEYS):
+            content = client.load(number)
+            version = int.from_bytes(content[:8], "little") if content else None
+            is_right = version is None or content == content_of(number, version)
+            found.append(version if is_right else "wrong bytes")
+        numbers = range(0, LASTING_KEYS, 3)
+        future = connector.submit_batch_set(
+            [key_of(number) for number in numbers],
+            [memoryview(content_of(number, 1)) for number in numbers],
+        )
+        ok, error, _ = client.wait(future)
+        if not ok:
+            raise OSError(f"SET after the open: {error}")
+        for number in numbers:
+            if client.load(number) != content_of(number, 1):
+                raise OSError(f"{key_of(number)} is not what was stored after the open")
+        if problems := connector.check()["problems"]:
+            raise OSError(f"check: {problems}")
+        return connector.recovery["reset"], found
+
+
+def survey(drive: Drive, port: Port) -> None:
+    """Tell what is left of a store."""
+    try:
+        port.tell(drive.serial, *look_into(drive))
+    except (kvring.KvRingError, OSError) as error:
+        port.tell(drive.serial, f"{type(error).__name__}: {error}", [])
+    if drive.file_system != "bare":
+        subprocess.run(["umount", str(_MOUNT_POINT)], check=False)
+
+
+def main() -> None:
+    """Do what the drives are there for."""
+    port = Port()
+    for drive in find_drives():
+        (work if drive.purpose == "load" else survey)(drive, port)
+
+
+if __name__ == "__main__":
+    main()
