@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-# "set", "delete" or "done", the version that a batch writes, its keys' numbers, and one more number.
+# "set", "delete" or "done", the version that a batch writes, numbers of its keys, and one more.
 Line = tuple[str, int, list[int], int]
 
 

@@ -78,7 +78,7 @@ class Images:
         size_bytes: int,
         work: Path,
         *,
-        ignored_from: int | None = None,
+        flushes_until_bytes: int | None = None,
     ) -> None:
         """Begin before the first write.
 
@@ -86,13 +86,16 @@ class Images:
             log: The log of the device, complete.
             size_bytes: The size of the device.
             work: A folder for a file of that size.
-            ignored_from: From this entry on flushes have no effect, as of a drive that lies.
+            flushes_until_bytes: Since the log was this long, flushes have no effect, as of a drive
+                that lies.
         """
         self._log = log
         self._entries = log.entries()
         self._durable = work / "durable"
         self._applied = 0
-        self._ignored_from = len(self._entries) if ignored_from is None else ignored_from
+        self._ignored_from = len(self._entries)
+        if flushes_until_bytes is not None:
+            self._ignored_from = self.moment_of(flushes_until_bytes)
         with self._durable.open("wb") as file:
             file.truncate(size_bytes)
 

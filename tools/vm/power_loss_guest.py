@@ -1,8 +1,8 @@
 """In a machine that loses power: a load on a store, or a look at what is left of stores.
 
-The serial number of a drive says which: "load-ext4-files-b-7" or "3-ext4-files-b", with the file
-system, the layout, the first letter of the durability, and behind a load its seed. Everything is
-told over the second serial port, a line at a time; a line has left the machine when `tell` returns.
+A drive with the serial number "load" takes a load, others are looked at. The arguments are the file
+system, the layout, the durability, and for a load its seed. Everything is told over the second
+serial port, a line at a time; a line has left the machine when `tell` returns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -32,23 +33,21 @@ _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0"),
     "xfs": ("mkfs.xfs", "-q", "-f"),
 }
-_DURABILITIES = {one[0]: one for one in ("persistent", "best_effort")}
 _DIFFERENT_BYTES = 3 << 20
 _HEADER_BYTES = 16
 # System calls that a thread waits in: futex.
 _IDLE = "202"
+_WATCH = "watch"
 
 
 class Drive(NamedTuple):
-    """A drive, and what its serial number says."""
+    """A drive, and what it is to hold."""
 
     path: Path
     serial: str
-    purpose: str
     file_system: str
     layout: str
     durability: str
-    seed: int = 0
 
 
 def length_bytes(number: int) -> int:
@@ -91,26 +90,14 @@ class Port:
             termios.tcdrain(self._file)
 
 
-def find_drives() -> list[Drive]:
-    """Return the drives that are there for a purpose."""
+def find_drives(case: list[str]) -> list[Drive]:
+    """Return the drives beside that of the root."""
     drives = []
-    blocks = (one for one in Path("/sys/block").iterdir() if re.fullmatch(r"nvme\d+n1", one.name))
-    for block in sorted(blocks):
-        purpose, *rest = (block / "device" / "serial").read_text().strip().split("-")
-        if rest:
-            file_system, layout, durability, *seed = rest
-            drives.append(
-                Drive(
-                    Path("/dev", block.name),
-                    "-".join([purpose, *rest]),
-                    purpose,
-                    file_system,
-                    layout,
-                    _DURABILITIES[durability],
-                    *map(int, seed),
-                )
-            )
-    return drives
+    for block in Path("/sys/block").iterdir():
+        if re.fullmatch(r"nvme\d+n1", block.name):
+            serial = (block / "device" / "serial").read_text().strip()
+            drives.append(Drive(Path("/dev", block.name), serial, *case))
+    return [drive for drive in drives if drive.serial != "root"]
 
 
 def place_of(drive: Drive) -> Path:
@@ -169,52 +156,70 @@ class Client:
         return bytes(memory) if each[0] else None
 
 
-def _tell_time(port: Port) -> None:
+def _tell_time(port: Port, watch: Path | None) -> None:
     """Tell every 100 ms what time it is, and in ms how long a flush took at most up to now."""
-    longest_s = 0.0
-    idle_since = time.monotonic()
-    told = 0.0
-    flusher = _find_thread("kvring-flush")
     while True:
-        is_idle = flusher is None or flusher.read_text().split()[0] == _IDLE
+        longest_ms = int(watch.read_text()) if watch else 0
+        port.tell("time", longest_ms, [], round(time.monotonic() * 1000))
+        time.sleep(0.1)
+
+
+def _watch_flushes() -> Path | None:
+    """Have a process of its own write into a file how long a flush took at most, in ms.
+
+    In `persistent` there are none. What it cannot tell from a flush counts as one.
+    """
+    threads = Path("/proc/self/task").iterdir()
+    of_flushes = [one for one in threads if (one / "comm").read_text().strip() == "kvring-flush"]
+    if not of_flushes:
+        return None
+    watch = Path("/tmp/flush_ms")
+    system_call = Path("/proc", str(os.getpid()), "task", of_flushes[0].name, "syscall")
+    subprocess.Popen([sys.executable, __file__, _WATCH, str(system_call), str(watch)])
+    while not watch.exists():
+        time.sleep(0.01)
+    return watch
+
+
+def watch_thread(system_call: Path, watch: Path) -> None:
+    """Write in ms how long the thread did anything but wait at most."""
+    longest_s = -1.0
+    idle_since = time.monotonic()
+    while True:
+        is_idle = system_call.read_text().split()[0] == _IDLE
         now = time.monotonic()
-        longest_s = max(longest_s, now - idle_since)
+        if now - idle_since > longest_s:
+            longest_s = now - idle_since
+            part = watch.with_suffix(".part")
+            part.write_text(str(round(longest_s * 1000)))
+            part.rename(watch)
         if is_idle:
             idle_since = now
-        if now - told >= 0.1:
-            told = now
-            port.tell("time", round(longest_s * 1000), [], round(now * 1000))
-        time.sleep(0.01)
+        time.sleep(0.005)
 
 
-def _find_thread(name: str) -> Path | None:
-    """Return the file that tells the system call which this thread is in."""
-    for thread in Path("/proc/self/task").iterdir():
-        if (thread / "comm").read_text().strip() == name:
-            return thread / "syscall"
-    return None
-
-
-def work(drive: Drive, port: Port) -> None:
+def work(drive: Drive, seed: str, port: Port) -> None:
     """Store and delete, several batches at a time, and tell of each before and after."""
     if drive.file_system != "bare":
         _run(*_MAKE[drive.file_system], str(drive.path))
-    connector = open_store(drive, place_of(drive))
+    path = place_of(drive)
     _run("sync")
+    connector = open_store(drive, path)
     client = Client(connector)
-    chance = random.Random(drive.seed)
+    chance = random.Random(seed)
 
     def tell(verb: str, version: int, numbers: list[int]) -> None:
         port.tell(verb, version, numbers, round(time.monotonic() * 1000))
 
+    watch = _watch_flushes()
     tell("ready", 0, [])
-    threading.Thread(target=_tell_time, args=(port,), daemon=True).start()
+    threading.Thread(target=_tell_time, args=(port, watch), daemon=True).start()
     under_way: list[tuple[int, int]] = []
     version = 0
     while True:
         version += 1
         numbers = chance.sample(range(LASTING_KEYS), chance.randint(1, 3))
-        verb = chance.choice(["set", "set", "set", "delete"])
+        verb = "delete" if chance.random() < 0.15 else "set"
         if verb == "set":
             numbers += chance.sample(range(LASTING_KEYS, KEYS), chance.randint(0, 3))
         keys = [key_of(number) for number in numbers]
@@ -275,9 +280,15 @@ def survey(drive: Drive, port: Port) -> None:
 
 def main() -> None:
     """Do what the drives are there for."""
+    if sys.argv[1] == _WATCH:
+        watch_thread(*map(Path, sys.argv[2:]))
+    case, seed = sys.argv[1:4], sys.argv[4:]
     port = Port()
-    for drive in find_drives():
-        (work if drive.purpose == "load" else survey)(drive, port)
+    for drive in find_drives(case):
+        if drive.serial == "load":
+            work(drive, seed[0], port)
+        else:
+            survey(drive, port)
 
 
 if __name__ == "__main__":
