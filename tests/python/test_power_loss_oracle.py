@@ -44,7 +44,7 @@ def judge(
 def test_what_may_be_there_is_as_promised(found: dict[int, int | str | None]) -> None:
     row = judge(found, age_ms=200)
     assert row.is_as_promised, row
-    assert (row.batches, row.chunks, row.lost_within) == (3, 1, 0)
+    assert (row.batches, row.promised, row.lost_within) == (3, 1, 0)
 
 
 @pytest.mark.parametrize("found", [{0: None}, {0: 1}, {1: 1}, {EVICTING: 1}, {3: 9}])
@@ -66,6 +66,11 @@ def test_best_effort_loses_what_is_younger_than_its_bound(
     assert (row.lost_within, row.lost_beyond) == (int(is_within), int(not is_within))
     if is_within:
         assert row.oldest_lost_s == age_ms / 1000
+
+
+def test_best_effort_may_lose_a_chunk_that_is_being_replaced() -> None:
+    assert judge({0: None}, is_persistent=False, age_ms=1900).is_as_promised
+    assert judge({0: None}, is_persistent=False, age_ms=2100).lost_beyond == 1
 
 
 def test_wrong_bytes_and_failed_opens_are_never_as_promised() -> None:

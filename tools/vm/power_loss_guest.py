@@ -23,10 +23,15 @@ from typing import Any, NamedTuple
 import kvring
 
 CAPACITY = "48MiB"
-# Chunks of the first keys stay until they are deleted; the others evict each other.
-LASTING_KEYS = 36
+# Chunks of these keys stay until they are deleted. Half of the load is on the first few, so that
+# most of the others are older than what `best_effort` may lose.
+LASTING_KEYS = 160
+_HOT_KEYS = 16
+# Chunks of the others evict each other.
 KEYS = LASTING_KEYS + 90
-_QUOTAS = {"evicting": "12MiB"}
+_QUOTAS = {"evicting": "5MiB"}
+# Powers of two, in blocks of 4 KiB: about 100 KiB on average.
+_LENGTHS = (0, 2, 1, 4, 0, 3, 2, 5, 1, 0, 4, 2, 6, 1, 3, 8)
 _MOST_UNDER_WAY = 4
 _MOUNT_POINT = Path("/mnt")
 _MAKE = {
@@ -51,14 +56,14 @@ class Drive(NamedTuple):
 
 
 def length_bytes(number: int) -> int:
-    """Return the length of the chunks of a key: 4 KiB to 1 MiB, every other one not in blocks."""
-    whole = 4096 << number % 9
-    return whole + number * 37 if number % 2 and number % 9 < 8 else whole
+    """Return the length of the chunks of a key: 4 KiB to 1 MiB, some not in whole blocks."""
+    whole = 4096 << _LENGTHS[number % len(_LENGTHS)]
+    return whole + number * 7 if number % 3 else whole
 
 
 @functools.cache
 def _different_bytes() -> bytes:
-    return random.Random(0).randbytes(_DIFFERENT_BYTES + (1 << 20))
+    return random.Random(0).randbytes(_DIFFERENT_BYTES + (2 << 20))
 
 
 def content_of(number: int, version: int) -> bytes:
@@ -218,7 +223,9 @@ def work(drive: Drive, seed: str, port: Port) -> None:
     version = 0
     while True:
         version += 1
-        numbers = chance.sample(range(LASTING_KEYS), chance.randint(1, 3))
+        is_hot = chance.random() < 0.5
+        lasting = range(_HOT_KEYS) if is_hot else range(_HOT_KEYS, LASTING_KEYS)
+        numbers = chance.sample(lasting, chance.randint(1, 2))
         verb = "delete" if chance.random() < 0.15 else "set"
         if verb == "set":
             numbers += chance.sample(range(LASTING_KEYS, KEYS), chance.randint(0, 3))

@@ -27,14 +27,15 @@ class Row:
     kills: int = 0
     cuts: int = 0
     batches: int = 0
-    chunks: int = 0
+    acknowledged: int = 0
+    promised: int = 0
     lost_within: int = 0
     oldest_lost_s: float = 0.0
     lost_beyond: int = 0
     wrong: int = 0
     failed_opens: int = 0
     longest_flush_s: float = 0.0
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list, repr=False)
 
     @property
     def is_as_promised(self) -> bool:
@@ -81,7 +82,11 @@ class Cut:
             promised, acknowledged = is_past_the_bound, is_acknowledged
         allowed = possible_versions(self.told, KEYS, answered, promised)
         expected = possible_versions(self.told, KEYS, answered, acknowledged)
-        row.chunks += sum(None not in one for one in expected[:LASTING_KEYS])
+        if not self.is_persistent:
+            # The extent of a chunk is reused as soon as another one of its key is acknowledged.
+            allowed = [one if len(one) == 1 else one | {None} for one in allowed]
+        row.acknowledged += sum(None not in one for one in expected[:LASTING_KEYS])
+        row.promised += sum(None not in one for one in allowed[:LASTING_KEYS])
         last_ms = self._last_answers(answered)
         for number, version in enumerate(found):
             is_evicted = version is None and number >= LASTING_KEYS
