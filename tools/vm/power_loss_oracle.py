@@ -35,13 +35,21 @@ class Row:
     wrong: int = 0
     failed_opens: int = 0
     longest_flush_s: float = 0.0
-    faults: list[str] = field(default_factory=list, repr=False)
+    faults: list[str] = field(default_factory=list)
 
     @property
     def is_as_promised(self) -> bool:
         """Whether nothing else than what may be lost is; of the control, whether it is caught."""
         is_clean = not (self.lost_beyond or self.wrong or self.failed_opens)
         return is_clean != self.is_control
+
+    def summary(self) -> str:
+        """Return a line on it."""
+        return (
+            f"{self.name}: {self.cuts} cuts, {self.promised} of {self.acknowledged} chunks "
+            f"promised, lost {self.lost_within} within the bound and {self.lost_beyond} beyond, "
+            f"{self.wrong} wrong, {self.failed_opens} failed opens"
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from tools.vm.power_loss_oracle import Row
 
 _HEAD = (
     "| file system / layout / durability | cuts (kills) | acknowledged | promised | "
-    "lost in bound | oldest lost | lost beyond | wrong bytes | failed opens | longest flush | result |\n"
+    "lost in bound | oldest lost | lost beyond | wrong bytes | failed opens | "
+    "longest flush | result |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
