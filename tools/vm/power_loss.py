@@ -82,7 +82,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=OUTPUT / "vm", help="where packages lie")
     parser.add_argument("--kernel", choices=list(KERNEL_SUITES), default="newest")
     parser.add_argument("--cuts", type=int, default=50, help="of all cases together")
-    parser.add_argument("--seed", type=int, default=random.randrange(1000), help="below 1000")
+    parser.add_argument("--seed", type=int, default=random.randrange(1000))
     parser.add_argument(
         "--only", default="", metavar="CASE", help="cases that begin so: ext4/files/persistent"
     )

@@ -46,6 +46,7 @@ def report_of(
         f"{sum(row.cuts for row in tested)} cuts: {sum(row.kills for row in tested)} kills of QEMU "
         "under load, the others at random points of the same write logs. Each drive keeps what was "
         "flushed; each later write is kept, dropped or torn per 512-byte sector, at random. "
+        "A write that completed during a flush counts as flushed. "
         "A second virtual machine boots with the drives, opens the stores and reads every chunk."
         "\n\n"
         f"{_HEAD}{''.join(map(_line, rows))}\n"
