@@ -71,12 +71,14 @@ class Machines:
         kernel: What `fetch_kernel` returned.
         root: What `make_root` made.
         deadline_s: A machine that takes longer is broken.
+        kept: A folder for drives with a fault.
     """
 
     programs: Path
     kernel: Kernel
     root: Path
     deadline_s: float
+    kept: Path | None = None
 
     def record(self, work: Path, case: Sequence[str], size_bytes: int, load_s: float) -> Recording:
         """Boot with a blank drive, and kill the machine after so many seconds under load.

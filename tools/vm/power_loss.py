@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -45,6 +46,8 @@ def main() -> int:
     """Cut as often as is asked, print a table and write it. Returns the exit status."""
     arguments = _parse()
     arguments.cache.mkdir(parents=True, exist_ok=True)
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     programs = fetch_programs(arguments.cache)
     kernel = fetch_kernel(arguments.cache, arguments.kernel)
     cases = [case for case in CASES if "/".join(case).startswith(arguments.only)]
@@ -60,7 +63,7 @@ def main() -> int:
         root = Path(directory, "root.ext4")
         guest = Path(__file__).with_name("power_loss_guest.py")
         make_root(programs, guest, root, kernels=[kernel])
-        machines = Machines(programs, kernel, root, arguments.deadline)
+        machines = Machines(programs, kernel, root, arguments.deadline, arguments.keep)
         for case, count in zip(cases, cuts, strict=True):
             if count:
                 rows += _run_case(machines, case, count, arguments.seed)
@@ -71,9 +74,6 @@ def main() -> int:
     if not arguments.only:
         arguments.report.parent.mkdir(exist_ok=True)
         arguments.report.write_text(text, encoding="utf-8")
-    faults = [fault for row in rows if not row.is_control for fault in row.faults]
-    for fault in faults[:40]:
-        print(fault)
     return 0 if all(row.is_as_promised for row in rows) else 1
 
 
@@ -92,6 +92,9 @@ def _parse() -> argparse.Namespace:
         default=REPOSITORY / "results" / "power-loss.md",
         metavar="FILE",
         help="written where no case is left out",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="drives with a fault are kept there"
     )
     parser.add_argument(
         "--deadline", type=float, default=600, metavar="SECONDS", help="of each machine"
@@ -119,8 +122,12 @@ def _run_case(machines: Machines, case: tuple[str, str, str], count: int, seed: 
             cuts = _make_cuts(stack, recording, sorted(samples), row, durability, chance, work)
             found = machines.survey(case, [cut.image for cut in cuts])
             for cut, told in zip(cuts, found, strict=True):
-                cut.judge(*told)
+                if not cut.judge(*told) and machines.kept and not row.is_control:
+                    name = f"{title.replace('/', '-')}-{len(row.faults)}.image"
+                    shutil.copy(cut.image, machines.kept / name)
             print(row.summary(), flush=True)
+            if not row.is_control:
+                print("".join(f"    {fault}\n" for fault in row.faults[:20]), end="", flush=True)
     return rows
 
 

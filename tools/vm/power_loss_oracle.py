@@ -62,16 +62,17 @@ class Cut:
     is_persistent: bool
     image: Path
 
-    def judge(self, failure: str | None, found: list[int | str | None]) -> None:
-        """Compare what the guest found with what was acknowledged at that moment."""
+    def judge(self, failure: str | None, found: list[int | str | None]) -> bool:
+        """Compare what the guest found with what was acknowledged; return whether it is allowed."""
         row = self.row
+        faults = len(row.faults)
         row.cuts += 1
         answered = answered_batches(self.told)
         row.batches += len(answered)
         if failure is not None:
             row.failed_opens += 1
             row.faults.append(f"{self.title}: {failure}")
-            return
+            return False
         now_ms = max(line.at_ms for line in self.told)
         flush_s = max((one.version / 1000 for one in self.told if one.verb == "time"), default=0.0)
         row.longest_flush_s = max(row.longest_flush_s, flush_s)
@@ -114,6 +115,7 @@ class Cut:
                 f"{sorted(allowed[number], key=str)}, last acknowledged "
                 f"{(now_ms - last_ms[number]) / 1000:.1f} s before, bound {bound_s:.1f} s"
             )
+        return len(row.faults) == faults
 
     def _last_answers(self, answered: dict[int, int]) -> list[int]:
         """Return by key when the last batch with it was acknowledged; 0: none was."""
