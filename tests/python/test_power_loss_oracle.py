@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tools.vm.cut_machine import ToldLine
-from tools.vm.power_loss_guest import KEYS, LASTING_KEYS
+from tools.vm.guest.power_loss import KEYS, LASTING_KEYS
 from tools.vm.power_loss_oracle import Cut, Row
 
 EVICTING = LASTING_KEYS

@@ -61,7 +61,7 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=arguments.cache) as directory:
         root = Path(directory, "root.ext4")
-        guest = Path(__file__).with_name("power_loss_guest.py")
+        guest = Path(__file__).with_name("guest") / "power_loss.py"
         make_root(programs, guest, root, kernels=[kernel])
         machines = Machines(programs, kernel, root, arguments.deadline, arguments.keep)
         for case, count in zip(cases, cuts, strict=True):

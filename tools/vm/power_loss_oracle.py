@@ -12,7 +12,7 @@ from tests.support.acknowledged import (
     possible_versions,
 )
 from tools.vm.cut_machine import ToldLine
-from tools.vm.power_loss_guest import KEYS, LASTING_KEYS
+from tools.vm.guest.power_loss import KEYS, LASTING_KEYS
 
 # What `best_effort` may lose, where a flush takes less than a second.
 _BOUND_S = 2.0
