@@ -275,6 +275,13 @@ VM ?=
 vm: build need-cargo $(VENV)/.stamp-tools ## the suites on Linux 5.10 to the newest in virtual machines, with ext4, XFS and bare drives (20 minutes)
 	@$(PY) -m tools.vm $(VM)
 
+# For instance: make vm-power-loss VM_POWER_LOSS='--cuts 200 --seed 7 --only xfs'
+VM_POWER_LOSS ?=
+
+.PHONY: vm-power-loss
+vm-power-loss: build ## virtual machines lose power at 50 moments (no root, no KVM, 20 minutes)
+	@$(PY) -m tools.vm.power_loss $(VM_POWER_LOSS)
+
 .PHONY: lint
 lint: build ## format, clippy, cargo doc, ruff, mypy, stubtest, cargo-deny
 	@set -x

@@ -197,6 +197,41 @@ def boot(
     Raises:
         subprocess.TimeoutExpired: It did not power off in time.
     """
+    process = start(
+        programs,
+        kernel,
+        image,
+        [*(("-serial", f"file:{report}") if report else ()), *drives],
+        arguments=arguments,
+        memory=memory,
+    )
+    try:
+        output, _ = process.communicate(timeout=deadline_s)
+    finally:
+        process.kill()
+        process.wait()
+    return output.decode(errors="replace")
+
+
+def start(
+    programs: Path,
+    kernel: Kernel,
+    image: Path,
+    options: Sequence[str],
+    *,
+    arguments: Sequence[str] = (),
+    memory: str = "1500M",
+) -> subprocess.Popen[bytes]:
+    """Start the image; the process prints what the machine does. The image stays as it is.
+
+    Args:
+        programs: What `fetch_programs` returned.
+        kernel: What `fetch_kernel` returned.
+        image: What `make_root` made.
+        options: Further arguments of QEMU, such as drives.
+        arguments: Of the guest's program.
+        memory: Of the machine.
+    """
     root = f"root=PARTUUID={_DISK_SIGNATURE:08x}-01 rootwait rw init=/init"
     append = f"{root} console=ttyS0 quiet no_timer_check panic=-1"
     command = [
@@ -204,18 +239,15 @@ def boot(
         *("-L", str(programs / "usr/share/qemu"), "-L", str(programs / "usr/share/seabios")),
         *("-machine", "q35", "-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", memory),
         *("-nodefaults", "-no-reboot", "-nographic", "-serial", "stdio"),
-        *(("-serial", f"file:{report}") if report else ()),
         *("-kernel", str(kernel.image), "-append", " ".join([append, "--", *arguments])),
         *("-drive", f"file={image},format=raw,if=none,id=root,snapshot=on,cache=unsafe"),
         *("-device", "nvme,drive=root,serial=root,addr=4"),
-        *drives,
+        *options,
     ]
-    done = subprocess.run(
+    return subprocess.Popen(
         command,
         env={**library_environment(programs), "TMPDIR": str(image.parent)},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=deadline_s,
-        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    return (done.stdout + done.stderr).decode(errors="replace")
