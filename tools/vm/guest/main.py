@@ -110,17 +110,21 @@ def report(line: dict[str, object]) -> None:
 
 
 def call(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        command,
-        env=os.environ | environment,
-        cwd="/repository",
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    """Run a command to its end; what hangs is killed, and its output shown."""
+    try:
+        return subprocess.run(
+            command,
+            env=os.environ | environment,
+            cwd="/repository",
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        print((error.stdout or b"").decode(errors="replace"), flush=True)
+        raise
 
 
 def check(command: list[str]) -> str:
