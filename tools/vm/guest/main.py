@@ -32,7 +32,7 @@ RUST_SUITES = {
     "device": [("layouts", "device::")],
     "registered memory": [("api", "registered_memory::")],
 }
-# On simulated disks and loop devices: minutes in emulation, and hardly any of the file system in it.
+# On simulated disks and loop devices: minutes in emulation, and little of the file system.
 ON_ONE_FILE_SYSTEM = ("durability", "device")
 # Unit tests of the ring itself. Before Linux 5.11 there is none that kvring can use.
 NEED_RING = (
