@@ -162,8 +162,8 @@ def run_rust(outcome: Outcome, program: str, tests: str, directory: Path) -> Non
         outcome.skip(SIMULATED, listed.count(f"{TOO_SLOW}: test"))
     if HAS_OLD_RING:
         command += [f"--skip={one}" for one in NEED_NEWER_RING]
-        listed = check([*command[:2], "--list", *filter(None, [tests])]).splitlines()
-        outcome.skip(OLD_RING, sum(any(one in line for one in NEED_NEWER_RING) for line in listed))
+        names = check([*command[:1], "--list", *filter(None, [tests])]).splitlines()
+        outcome.skip(OLD_RING, sum(any(one in name for one in NEED_NEWER_RING) for name in names))
     done = call(command, TMPDIR=str(directory))
     results = re.findall(r"^test (\S+).* \.\.\. (ok|FAILED|ignored)", done.stdout, re.MULTILINE)
     printed = re.split(r"^---- (\S+) stdout ----$", done.stdout, flags=re.MULTILINE)
