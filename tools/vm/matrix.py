@@ -129,6 +129,8 @@ def run(
             except subprocess.TimeoutExpired as error:
                 console = (error.stdout or b"").decode(errors="replace")
             (LOGS / f"{kernel.release}.log").write_text(console, encoding="utf-8")
+            if "guest ended with 0" not in console:
+                print(console[-2000:], flush=True)
             found = _read(report, kernel.release, targets, is_complete="ended with 0" in console)
             if not suites:
                 _save(found, series=kernel.series)
@@ -201,17 +203,17 @@ def _drives(directory: Path, targets: list[str]) -> list[str]:
     if "pi" in targets:
         sizes["pi"] = _PROTECTED_BYTES
     devices = {
-        "4kn": ["nvme,drive=4kn,serial=4kn,logical_block_size=4096,physical_block_size=4096"],
-        "pi": ["nvme,id=pi,serial=pi", "nvme-ns,drive=pi,bus=pi,ms=8,pi=1"],
+        "4kn": ["nvme,drive=drive-4kn,serial=4kn,logical_block_size=4096,physical_block_size=4096"],
+        "pi": ["nvme,id=pi,serial=pi", "nvme-ns,drive=drive-pi,bus=pi,ms=8,pi=1"],
         "zoned": [
             "nvme,id=zoned,serial=zoned",
-            "nvme-ns,drive=zoned,bus=zoned,zoned=on,zoned.zone_size=4M",
+            "nvme-ns,drive=drive-zoned,bus=zoned,zoned=on,zoned.zone_size=4M",
         ],
         # Four handles of eight; a reclaim unit is never full: what is left of it tells the bytes.
         "fdp": [
             "nvme-subsys,id=fdp-subsystem,fdp=on,fdp.nruh=8,fdp.nrg=1,fdp.runs=1G",
             "nvme,id=fdp,subsys=fdp-subsystem,serial=fdp",
-            "nvme-ns,drive=fdp,bus=fdp,nsid=1,fdp.ruhs=0;1;2;5",
+            "nvme-ns,drive=drive-fdp,bus=fdp,nsid=1,fdp.ruhs=0;1;2;5",
         ],
     }
     arguments = []
@@ -221,8 +223,8 @@ def _drives(directory: Path, targets: list[str]) -> list[str]:
             file.truncate(size_bytes)
         # The host need not flush: no machine is cut off here.
         options = "format=raw,if=none,discard=unmap,cache=unsafe"
-        arguments += ["-drive", f"file={image},id={name},{options}"]
-        for device in devices.get(name, [f"nvme,drive={name},serial={name}"]):
+        arguments += ["-drive", f"file={image},id=drive-{name},{options}"]
+        for device in devices.get(name, [f"nvme,drive=drive-{name},serial={name}"]):
             arguments += ["-device", device]
     return arguments
 
