@@ -208,7 +208,7 @@ wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10, and 3.11 
 RELEASE ?=
 
 .PHONY: release
-release: $(VENV)/.stamp-wheels $(VENV)/.stamp-docs ## the files of a release into dist, checked; publishes nothing
+release: build $(VENV)/.stamp-wheels $(VENV)/.stamp-docs ## the files of a release into dist, checked; publishes nothing
 	@$(PY) -m tools.release $(RELEASE)
 
 .PHONY: engines
