@@ -79,8 +79,8 @@ fn describe_holder(owner: Option<&Owner>) -> String {
         Some(owner) if owner.is_this_process() => match owner.own_hold() {
             Some(Hold::Open) => owner.to_string(),
             Some(Hold::Closing) => format!(
-                "this process ({owner}): close() was called, but transfers are still in flight, and may write to the store \
-                 until they complete or the process ends"
+                "this process ({owner}), which has closed it: its I/O is still in flight, and may write to the store until it \
+                 completes or the process ends"
             ),
             None => format!(
                 "this process ({owner}), which has closed it: the kernel, a fork, or a process with the same id in \
