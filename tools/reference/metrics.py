@@ -19,8 +19,8 @@ __all__ = ["page"]
 _STATS: Final = "src/stats.rs"
 _VLLM: Final = "connector_py/kvring/vllm/metrics.py"
 _INTRODUCTION: Final = """
-A name ends with its unit; a name without a unit counts keys, or what its meaning says. Counters
-start at 0 when the store opens.
+A name ends with its unit; without one it counts keys, or what the meaning says. Counters start at
+the open.
 
 ## Metrics
 
