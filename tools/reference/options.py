@@ -11,10 +11,10 @@ returns this table. Sizes are bytes or strings: `4096`, `1.5e9`, `"500GiB"`, `"1
 value or unknown name raises `kvring.ConfigError`, and nothing is changed.
 """
 _LIMITS = """
-## Limits set by the drives
+## What follows from the device
 
-`queue_depth` and `max_in_flight_bytes` of [stats()](metrics.md#state-in-stats) are
-[in-flight limits](../explanation/performance.md#in-flight-limits), set by the drives of a path.
+`queue_depth` and `max_in_flight_bytes` of [stats()](metrics.md#state-in-stats) are the limits of
+in-flight transfers, which follow from the drives below a path.
 """
 
 
