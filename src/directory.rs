@@ -181,7 +181,9 @@ impl Directory {
         }
         let (path, mode) = (self.path.display(), found.st_mode & 0o777);
         match self.set_private() {
-            Ok(()) => log::info!("{path} had mode {mode:04o}: from now on it is its owner's alone"),
+            Ok(()) => {
+                log::info!("{path} had mode {mode:04o}: the rights of other users are removed")
+            }
             Err(error) => {
                 log::warn!("{path} has mode {mode:04o}, which cannot be changed: {error}")
             }
@@ -327,7 +329,7 @@ impl Directory {
             Ok(()) => Ok(()),
             Err(LockRefusal::Io(error)) => {
                 let path = self.path.display();
-                log::warn!("{path} cannot be locked ({error}): its files alone are");
+                log::warn!("{path} cannot be locked, only its files are: {error}");
                 Ok(())
             }
             Err(held) => Err(held.error(&self.path, self.error("lock", ""))),

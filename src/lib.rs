@@ -40,19 +40,19 @@
 //! it is aligned to 4,096 bytes. `examples/from_rust.rs` is a whole program. The options are the fields of [`Config`]; [`OPTIONS`]
 //! describes them.
 
-// docs/explanation/architecture.md has a picture of the modules, and follows a SET and a GET.
+// docs/explanation/architecture.md follows a SET and a GET through the modules.
 //
-// A module knows only those before it in this list:
+// A module uses only those before it in this list:
 //
-// - `base`, `key`, `batch`: tools, and what a batch needs
-// - `format`: what is on disk
-// - `engine`: what moves bytes
-// - `error`, `lock`, `directory`, `config`, `placement`, `space_account`: what a store is opened with
-// - `store`: where bytes live
-// - `evict`, `index`: what is stored, and what goes
-// - `stats`, `cache`: what a chunk goes through
-// - `schedule`, `reactor`, `connector`: what is asked, and answered
-// - `testing`, `bench`, `models`: what tests replace, what benchmarks see, and the races that are searched for
+// - `base`, `key`, `batch`: utilities, keys and batches
+// - `format`: the bytes on disk
+// - `engine`: transfers
+// - `error`, `lock`, `directory`, `config`, `placement`, `space_account`: errors, locks, options, several paths, capacity
+// - `store`: extents and files of chunks
+// - `evict`, `index`: eviction, leases, quotas; the map of keys and the index file
+// - `stats`, `cache`: counters; the decisions of each SET and GET
+// - `schedule`, `reactor`, `connector`: order of transfers, their execution, the API
+// - `testing`, `bench`, `models`: access for tests and benchmarks; model checking
 
 #![cfg_attr(
     not(feature = "bench"),

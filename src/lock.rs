@@ -75,22 +75,20 @@ pub(crate) fn current_boot() -> u32 {
 
 fn describe_holder(owner: Option<&Owner>) -> String {
     match owner {
-        None => "a process that cannot be told".into(),
+        None => "an unknown process".into(),
         Some(owner) if owner.is_this_process() => match owner.own_hold() {
             Some(Hold::Open) => owner.to_string(),
             Some(Hold::Closing) => format!(
-                "this process ({owner}), which has closed it: something that it had asked of the device has not come back, \
-                 and may still write to it, until it comes back or the process ends"
+                "this process ({owner}), which has closed it: its I/O is still in flight, and may write to the store until it \
+                 completes or the process ends"
             ),
             None => format!(
-                "what this process ({owner}) left when it closed it: the kernel or a fork still has its files open, or a \
-                 process of the same number in another container has"
+                "this process ({owner}), which has closed it: the kernel, a fork, or a process with the same id in \
+                 another container still has its files open"
             ),
         },
         Some(owner) if owner.host == Owner::current().host && !owner.is_alive_here() => {
-            format!(
-                "what {owner} left: it has ended, but a fork of it or the kernel still has its files open"
-            )
+            format!("{owner}, which has ended: a fork of it or the kernel still has its files open")
         }
         Some(owner)
             if owner.host == Owner::current().host

@@ -42,19 +42,19 @@ counters! {
     get_hits,
     /// GETs that did not, for any reason.
     get_misses,
-    /// Of these, past `load_deadline_ms`, or on a silent drive.
+    /// Of `get_misses`, those past `load_deadline_ms` or on a stuck disk.
     get_late,
     /// SETs written.
     set_stored,
     /// SETs of bytes that were stored already.
     set_unchanged,
-    /// SETs whose key was deleted first.
+    /// SETs whose key was deleted before they were done.
     set_deleted,
     /// SETs accepted.
     set_queued,
     /// Of `set_unchanged`, those joined with a queued SET.
     set_coalesced,
-    /// SETs that failed; of these by code:
+    /// SETs that failed, with any code below.
     set_failed,
     /// Code `queue_full`.
     set_rejected_queue_full,
@@ -110,15 +110,15 @@ counters! {
     index_full,
     /// Chunks evicted, for space or a quota.
     evicted,
-    /// Disk space of these.
+    /// Disk space of evicted chunks.
     evicted_bytes,
-    /// Sum of their idle times.
+    /// Sum of the idle times of evicted chunks.
     evicted_unused_ms,
     /// SETs that waited for an eviction.
     foreground_evictions,
     /// Chunks removed after `ttl`.
     expired,
-    /// Payload of these.
+    /// Payload of expired chunks.
     expired_bytes,
     /// Keys removed by `purge()`.
     purged,
@@ -126,11 +126,11 @@ counters! {
     leases_refused,
     /// SETs declined by `admit`.
     set_not_admitted,
-    /// Payload of these.
+    /// Payload that `admit` declined.
     not_admitted_bytes,
     /// SETs declined by `write_budget`.
     set_over_write_budget,
-    /// Payload of these.
+    /// Payload that `write_budget` declined.
     over_write_budget_bytes,
     /// Keys with the digest of another key.
     hash_collision,
@@ -307,7 +307,7 @@ pub struct LatencyHistogram {
 pub struct Stats {
     /// Seconds since the open.
     pub open_s: u64,
-    /// Worth of an unused chunk that `eviction: adaptive` learnt, in doublings of uses.
+    /// Bonus that `eviction: adaptive` learned (docs/explanation/eviction.md).
     pub eviction_bonus: f64,
     /// Share of requests whose new chunks `admit: adaptive` stores, else 1.
     pub admitted_share: f64,
@@ -317,7 +317,7 @@ pub struct Stats {
     pub in_flight: u64,
     /// Unanswered SETs.
     pub set_queued_operations: u64,
-    /// Payload of these.
+    /// Payload of unanswered SETs.
     pub set_queued_bytes: u64,
     /// Registered memory.
     pub registered_bytes: u64,

@@ -284,7 +284,7 @@ class Connector:
     def drain_coded_completions(
         self,
     ) -> list[tuple[int, _FailureCode | None, str, list[bool]]]:
-        """Return the same with a code of `FAILURE_CODES` in the place of ok; None on success."""
+        """Return the same, with a code of `FAILURE_CODES` instead of ok; None on success."""
 
     def close(self, timeout_s: float = 20.0, drain_s: float | None = None) -> dict[str, Any]:
         """Finish the queue, make all durable, and close the store, in `timeout_s` plus 1 s at most.
@@ -362,7 +362,9 @@ class Connector:
         """
 
     def purge(self, namespace: str) -> dict[str, Any]:
-        """Remove stored and queued keys of a namespace, and wait for the index file.
+        """Remove stored and queued keys of a namespace, named as in `usage()`.
+
+        It waits for the index file.
 
         Returns:
             `keys` and payload `bytes` removed, and the `pinned` keys, which stay.

@@ -295,7 +295,7 @@ def _namespaces(stores: list[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator
 def _recovery(stores: list[tuple[str, Connector]]) -> Iterator[Metric]:
     found = GaugeMetricFamily(
         "kvring_recovered_records",
-        "Numbers of recovery.",
+        "Records that the open kept or discarded.",
         labels=["store", "outcome"],
     )
     reset = GaugeMetricFamily(

@@ -85,10 +85,11 @@ class Store:
     """Chunks of bytes under keys on a local drive: `kvring.open()` returns it.
 
     - A chunk may go at any time: evicted, expired, or not admitted (option `admit`).
-    - A key is text of up to 4096 bytes in UTF-8. In `model@kv_rank@object_group@chunk_hash`,
-      optionally with `@salt`, model and salt are its namespace.
-    - A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity (64 MiB if that is more):
-      `stats()["max_chunk_bytes"]`.
+    - A key is text of up to 4096 bytes in UTF-8, with `identity#` if set. In
+      `model@kv_rank@object_group@chunk_hash`, optionally with `@salt`, model and salt are its
+      namespace.
+    - A chunk has 1 byte to 2 GiB, and at most an eighth of the capacity, or 64 MiB if that is more
+      and fits: `stats()["max_chunk_bytes"]`.
     - Memory is a contiguous buffer (bytes, bytearray, memoryview, numpy) or a CPU tensor of torch.
       Page-aligned memory is moved without a copy.
     - A failure raises ChunkError, a `timeout_s` that passes ChunkTimeoutError. The memory is then
@@ -122,7 +123,7 @@ class Store:
         """Load a chunk into `out`, of exactly its length, or into a new bytearray.
 
         Returns:
-            The memory; None for a miss, with undefined content.
+            The memory; None for a miss, which leaves `out` undefined.
 
         """
         return self._get([key], None if out is None else [out], timeout_s)[0]

@@ -28,7 +28,7 @@ _LOG: Final = """
 ## A line in the log
 
 `...` stands for a path, a number or an error. Repeated failures are summed at
-intervals of 1 s to 1 h. Each open logs a line per path, a warning if chunks were lost.
+intervals of 1 s to 1 h. Each open logs a line per path, as a warning if chunks were lost.
 """
 _URING: Final = """
 ## Where io_uring is refused

@@ -19,14 +19,14 @@ __all__ = ["page"]
 _STATS: Final = "src/stats.rs"
 _VLLM: Final = "connector_py/kvring/vllm/metrics.py"
 _INTRODUCTION: Final = """
-Names end with their unit; without one they count keys, or the noun of the meaning. Counters count
-since the open.
+A name ends with its unit; without one it counts keys, or what the meaning says. Counters start at
+the open.
 
 ## Metrics
 
 With prometheus_client installed, each open store registers in the default registry, which LMCache's
-`/metrics` prints. All have the label `store`, the first path. A name in code is one of
-[stats()](#counters-in-stats), of which a label has one for each value.
+`/metrics` prints. All have the label `store`, the first path. The last column has the name in
+[stats()](#counters-in-stats), one for each value of a label, or the meaning.
 """
 _SHARED: Final = """
 ## Metrics of a shared tier
@@ -41,13 +41,14 @@ vLLM has these of its kvring tier, with the label `path`.
 _LATENCIES: Final = """
 ## Latencies in stats()
 
-`get_`, `set_` or `delete_`; `wait`, `device` or `total`; `_us_p50`, `_p90`, `_p99` or `_max`, such
-as `get_total_us_p99`. Those of a DELETE include the release of its extent after the answer.
+`get_`, `set_` or `delete_`; a phase; `_us_p50`, `_p90`, `_p99` or `_max`: such as
+`get_total_us_p99`. Phase `wait` ends when the first transfer starts, `device` when the last one
+ends; `total` is all until the answer, or until the extent of a DELETE is free.
 """
 _COUNTERS: Final = """
 ## counters()
 
-`counters()` has numbers of `stats()` in three groups, under other names.
+`counters()` has numbers of `stats()` under other names, in three groups.
 """
 _PATHS: Final = """
 ## Of each path
@@ -163,11 +164,12 @@ def _metrics_of_vllm(stats: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _aliases(groups: dict[str, dict[str, int]]) -> str:
     """Return the names of counters(), each with what of stats() `Stats::groups` makes it of."""
     body = source(_STATS).partition("pub fn groups(")[2].partition('[("storage')[0]
-    found = re.findall(r'"(\w+)",\s*((?:[^"]|of\("\w+"\))*)', body)
+    found = re.findall(r'"(\w+)",\s*((?:of\("\w+"\)|[^"])*)', body)
     made_of = {
         name: " + ".join(f"`{one}`" for one in re.findall(r'(?:of\("|total\.)(\w+)', expression))
         for name, expression in found
     }
+    assert all(made_of.values()), f"no counter is found for one of {made_of}"
     rows = [
         (group, f"`{name}`", made_of[name]) for group, names in groups.items() for name in names
     ]

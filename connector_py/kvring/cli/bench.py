@@ -30,8 +30,8 @@ _STORE_FLAGS = ("capacity", "engine", "layout", "checksum", "durability")
 _DESCRIPTION = """
 Benchmark kvring on a drive with fio-style options.
 
-It uses a new store below --path, and removes it at the end; the next run removes that of a killed
-one. Other stores are not touched.
+It uses a new store below --path, and removes it at the end; the next run removes the store of a
+killed run. Other stores are not touched.
 """
 
 _EPILOG = """

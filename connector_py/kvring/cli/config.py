@@ -113,9 +113,9 @@ def _form(name: str, text: str) -> Callable[[Any], Any]:
     "--max-model-len",
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    help="The same of vLLM, by default as in the model's config.json.",
+    help="vLLM's option for that check. (default: from the model's config.json)",
 )
-@click.option("--huge-pages", is_flag=True, help="Use huge pages for it, with LMCache.")
+@click.option("--huge-pages", is_flag=True, help="Use huge pages for that memory (LMCache only).")
 @_form("json", "Print the JSON alone.")
 @_form("systemd", "Print a systemd unit.")
 @_form("docker", "Print a Docker command.")

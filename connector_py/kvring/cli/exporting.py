@@ -52,7 +52,7 @@ def export_command(
 ) -> int:
     """Write the chunks of the store at PATH to a tar archive, each with its checksum.
 
-    The store may be open. Chunks that it removes meanwhile are missing, damaged ones are named.
+    The store may be open. Chunks that it removes meanwhile are left out; damaged ones are named.
     """
     for path in paths:
         facts_of(path, index_path)

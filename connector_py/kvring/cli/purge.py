@@ -32,7 +32,7 @@ Exit status: 4 if pinned chunks stay.
 @click.option(
     "--namespace",
     metavar="NAME",
-    help="Remove model or model@salt; '' has keys of another form.",
+    help="Namespace: model or model@salt; '' for keys of another form.",
 )
 @click.option(
     "--model", metavar="NAME", help="Remove all namespaces of a model: any salt, identity, engine."

@@ -45,8 +45,8 @@ def size(
 ) -> int:
     """Estimate the hit ratio of other capacities.
 
-    Of the open store at PATH it estimates 1.5 times and twice the capacity, low with admit =
-    adaptive. Of a trace it computes any capacity with LRU.
+    For the open store at PATH it estimates 1.5 times and twice the capacity; with admit = adaptive
+    the estimate is low. For a trace it computes any capacity with LRU.
     """
     if path is not None and trace is not None:
         raise WrongArguments("name the PATH of an open store or a --trace, not both")

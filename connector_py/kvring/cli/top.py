@@ -29,7 +29,7 @@ __all__ = ["stats", "top"]
 def stats(path: Path, index_path: Path | None, as_json: bool) -> int:
     """Show the counters of the store at PATH since its open (docs/reference/metrics.md).
 
-    It asks the owner, which answers its user and root.
+    It asks the owner, which answers only its own user and root.
     """
     answer = need_owner(path, index_path, ask="stats")
     if as_json:

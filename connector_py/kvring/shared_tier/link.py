@@ -187,7 +187,7 @@ class Link:
     def _tell_lost(self, why: str) -> None:
         if not self._has_told:
             self._has_told = True
-            text = "the shared tier %s does not answer; kvring goes on alone until it does: %s"
+            text = "the shared tier %s does not answer; kvring uses its local store alone: %s"
             warn(_logger, text, self._options.name, why)
 
     def _probe(self, connection: Connection, now_s: float) -> str:

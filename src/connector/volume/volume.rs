@@ -358,7 +358,11 @@ impl std::fmt::Display for Shutdown {
             (false, false) => "closed, but not in order",
             (false, true) => "not closed yet",
         };
-        write!(formatter, "{order}, {} operations abandoned", self.abandoned)?;
+        formatter.write_str(order)?;
+        // Operations of a path that is not closed yet may still complete.
+        if !self.timed_out {
+            write!(formatter, ", {} operations abandoned", self.abandoned)?;
+        }
         match self.not_durable {
             0 => Ok(()),
             count => write!(formatter, ", {count} changes not durable"),

@@ -44,7 +44,7 @@ def test_a_shared_tier_that_was_killed_is_a_miss_and_comes_back(
     told = [line for line in caplog.messages if "the shared tier" in line]
     assert len(told) == 2, told
     assert str(redis.port) in told[0]
-    assert re.search("goes on alone until it does: .*(Connection|connecting)", told[0])
+    assert re.search("uses its local store alone: .*(Connection|connecting)", told[0])
     assert "answers again" in told[1]
     assert node.tier["lost"] == 1
     assert node.store(NUMBERS, version=1)

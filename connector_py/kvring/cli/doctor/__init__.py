@@ -35,7 +35,7 @@ from kvring.cli.stores import one_path
 __all__ = ["doctor"]
 
 _EPILOG = """
-Exit status: 0 if nothing is to do, 3 for warnings (kvring works, but not at its best), 1 for
+Exit status: 0 if nothing needs action, 3 for warnings (kvring works, with limits), 1 for
 errors.
 """
 
