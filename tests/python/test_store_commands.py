@@ -112,7 +112,7 @@ def test_repair_mends_the_index(
     found = counts(kvring_command, store_directory, status=1)
     assert (found["intact"], len(found["index"])) == (19, 1)
     status, out, _ = kvring_command("verify", "--repair", store_directory)
-    assert (status, "and is well again" in out) == (0, True)
+    assert (status, "and is repaired" in out) == (0, True)
     assert counts(kvring_command, store_directory)["index"] == []
 
 
