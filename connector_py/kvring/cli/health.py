@@ -221,9 +221,8 @@ class HealthLook:
             runbook = f"{_RUNBOOK}#dead-disk"
             remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}; {runbook}"
             if "emergency_ro" in self._mount.options:
-                remedy = (
-                    f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount; {runbook}"
-                )
+                repair = f"umount, fsck {self._device()}, mount"
+                remedy = f"dmesg -T | tail; stop the server, {repair}; {runbook}"
             why = f"{self._mounted()} is mounted read-only: {outcome}"
             return self._health("read-only", why, remedy)
         return None
