@@ -208,7 +208,7 @@ wheels: $(VENV)/.stamp-wheels | need-cargo ## wheels for CPython 3.10, and 3.11 
 RELEASE ?=
 
 .PHONY: release
-release: $(VENV)/.stamp-wheels $(VENV)/.stamp-docs ## the files of a release into dist, checked; publishes nothing
+release: build $(VENV)/.stamp-wheels $(VENV)/.stamp-docs ## the files of a release into dist, checked; publishes nothing
 	@$(PY) -m tools.release $(RELEASE)
 
 .PHONY: engines
@@ -267,6 +267,20 @@ matrix: build ## every layout on every kind of disk with every engine, all in fu
 power-loss: export KVRING_POWER_LOSS_IMAGES ?= 500
 power-loss: build ## power loss at 500 writes below the file system and below bare devices (as root, 15 minutes)
 	@$(PY) -m pytest -rA tests/python/test_power_loss_writes.py
+
+# For instance: make vm VM='--only 6.1/xfs'
+VM ?=
+
+.PHONY: vm
+vm: build need-cargo $(VENV)/.stamp-tools ## the suites on Linux 5.10 to the newest in virtual machines, with ext4, XFS and bare drives (20 minutes)
+	@$(PY) -m tools.vm $(VM)
+
+# For instance: make vm-power-loss VM_POWER_LOSS='--cuts 200 --seed 7 --only xfs'
+VM_POWER_LOSS ?=
+
+.PHONY: vm-power-loss
+vm-power-loss: build ## virtual machines lose power at 50 moments (no root, no KVM, 20 minutes)
+	@$(PY) -m tools.vm.power_loss $(VM_POWER_LOSS)
 
 .PHONY: lint
 lint: build ## format, clippy, cargo doc, ruff, mypy, stubtest, cargo-deny

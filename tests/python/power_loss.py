@@ -7,10 +7,16 @@ import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import kvring
 from tests.python.conftest import HANG_DEADLINE_S, MIB, Client, make_key, pattern
+from tests.support.acknowledged import (
+    Line,
+    answered_batches,
+    durable_at_once,
+    possible_versions,
+)
 from tests.support.block_devices import DeviceError, patiently, run
 
 CAPACITY_BYTES = 64 * MIB
@@ -113,20 +119,12 @@ def look_into(path: str, layout: str, durability: str) -> tuple[str | None, dict
         return connector.recovery["reset"], found
 
 
-class Step(NamedTuple):
-    """A batch as one of its keys sees it; lines are counted from the start of the child."""
-
-    result: int | None
-    begun: int
-    done: int | None
-
-
 class Told:
     """What the child says, line by line."""
 
     def __init__(self, child: subprocess.Popen[str]) -> None:
         """Begin to listen."""
-        self.lines: list[tuple[str, int, list[int], int]] = []
+        self.lines: list[Line] = []
         self._child = child
         self._more = threading.Condition()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -165,28 +163,6 @@ class Told:
         DELETE is durable with the next SET that was begun after its answer.
         """
         told = self.lines[:begun]
-        done = {line[1]: at for at, line in enumerate(told[:lines]) if line[0] == "done"}
-        last_set = max(
-            (at for at, line in enumerate(told) if line[0] == "set" and line[1] in done),
-            default=-1,
-        )
-        steps: list[list[Step]] = [[] for _ in range(KEYS)]
-        for at, (verb, version, numbers, _) in enumerate(told):
-            result = version if verb == "set" else None
-            for number in numbers:
-                steps[number].append(Step(result, at, done.get(version)))
-
-        def is_durable(step: Step) -> bool:
-            if not is_persistent or step.done is None:
-                return False
-            return step.result is not None or step.done < last_set
-
-        possible: list[set[int | None]] = []
-        for own in steps:
-            durable = [at for at, step in enumerate(own) if is_durable(step)]
-            before: set[int | None] = set() if durable else {None}
-            begin = durable[-1] if durable else 0
-            possible.append(before | {step.result for step in own[begin:]})
-            if not is_persistent:
-                possible[-1].add(None)
-        return possible
+        answered = answered_batches(told[:lines])
+        is_durable = durable_at_once(told, answered) if is_persistent else lambda _: False
+        return possible_versions(told, KEYS, answered, is_durable)

@@ -20,7 +20,7 @@ import pytest
 
 from tests.python.conftest import MIB, REPOSITORY, child_command
 from tests.python.power_loss import AS_AFTER_A_REBOOT, KEYS, OTHER_BOOT_ID, Told, survey_each, work
-from tests.python.write_log import Images, LoggedDevice
+from tests.python.write_log import LoggedDevice
 from tests.support.block_devices import (
     attach_loop_over,
     patiently,
@@ -28,6 +28,7 @@ from tests.support.block_devices import (
     run,
     temporary_directory,
 )
+from tests.support.write_log import Images
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -100,13 +101,13 @@ def record(
         path = device.path
         if place != "bare":
             run(*MAKE[place], str(device.path))
-            mount_point = temporary_directory(stack, device.log.parent)
+            mount_point = temporary_directory(stack, device.log.path.parent)
             run("mount", str(device.path), str(mount_point))
             stack.callback(patiently, run, "umount", str(mount_point))
             path = mount_point / "store"
             run("sync", "--file-system", str(mount_point))
-        begin_bytes = device.log_bytes()
-        told = Told(start_child(work, str(path), layout, durability, 1, str(device.log)))
+        begin_bytes = device.log.length_bytes()
+        told = Told(start_child(work, str(path), layout, durability, 1, str(device.log.path)))
         try:
             for _ in range(ROUNDS):
                 told.wait_for_more(LINES // ROUNDS)
@@ -134,7 +135,7 @@ def test_what_was_answered_is_there_whatever_write_was_the_last(
         require("mount", "unshare", MAKE.get(place, ("losetup",))[0])
         device = LoggedDevice(stack, tmp_path, SIZE_BYTES[place])
         told, begin_bytes = record(device, place, layout, durability, start_child)
-        images = Images(device, temporary_directory(stack, tmp_path))
+        images = Images(device.log, device.size_bytes, temporary_directory(stack, tmp_path))
         surveyor = Surveyor(stack, tmp_path)
         image = tmp_path / "image"
         wrong: list[str] = []

@@ -1,47 +1,11 @@
-"""A block device below which every write and flush is logged, and what power loss may leave of it.
+"""A block device below which every write and flush is logged."""
 
-qemu's blklogwrites logs in the format of the kernel's dm-log-writes: a sector that says what it
-is, and the bytes of a write behind it.
-"""
-
-import os
-import random
-import struct
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
-from tests.python.faulty_device import SECTOR_BYTES, export_over_fuse
-from tests.support.block_devices import attach_loop_over, run, temporary_directory
-
-_FLUSH, _FUA, _DISCARD = 1, 2, 4
-# Sector, number of sectors, flags, length of further data (none here).
-_ENTRY = struct.Struct("<QQQQ")
-
-
-class Entry(NamedTuple):
-    """A write, discard or flush."""
-
-    log_offset: int
-    """Where in the log it begins."""
-    offset: int
-    length_bytes: int
-    flags: int
-
-    @property
-    def is_flush(self) -> bool:
-        """Whether everything before it is durable."""
-        return bool(self.flags & _FLUSH)
-
-    @property
-    def is_durable(self) -> bool:
-        """Whether it is durable by itself."""
-        return bool(self.flags & _FUA)
-
-    @property
-    def logged_bytes(self) -> int:
-        """How long it is in the log."""
-        return SECTOR_BYTES + (0 if self.flags & _DISCARD else self.length_bytes)
+from tests.python.faulty_device import export_over_fuse
+from tests.support.block_devices import attach_loop_over, temporary_directory
+from tests.support.write_log import WriteLog
 
 
 class LoggedDevice:
@@ -51,92 +15,15 @@ class LoggedDevice:
         """Start the daemon and put a loop device over what it exports, until the stack ends."""
         work = temporary_directory(stack, parent)
         self.size_bytes = size_bytes
-        self.log = work / "log"
-        self.log.touch()
+        self.log = WriteLog(work / "log")
+        self.log.path.touch()
         image = work / "image"
         with image.open("wb") as file:
             file.truncate(size_bytes)
         nodes = [
             {"driver": "file", "node-name": "image", "filename": str(image), "discard": "unmap"},
-            {"driver": "file", "node-name": "log", "filename": str(self.log)},
+            {"driver": "file", "node-name": "log", "filename": str(self.log.path)},
             {"driver": "blklogwrites", "node-name": "top", "file": "image", "log": "log"},
         ]
         exported = export_over_fuse(stack, work, size_bytes, nodes).path
         self.path = attach_loop_over(stack, exported)
-
-    def log_bytes(self) -> int:
-        """Return how long the log is: what was completed up to now is in it."""
-        return self.log.stat().st_size
-
-    def entries(self) -> list[Entry]:
-        """Return all that is logged."""
-        entries: list[Entry] = []
-        with self.log.open("rb") as log:
-            length_bytes = os.fstat(log.fileno()).st_size
-            at = SECTOR_BYTES
-            while at + _ENTRY.size <= length_bytes:
-                sector, sectors, flags, _ = _ENTRY.unpack(os.pread(log.fileno(), _ENTRY.size, at))
-                entry = Entry(at, sector * SECTOR_BYTES, sectors * SECTOR_BYTES, flags)
-                entries.append(entry)
-                at += entry.logged_bytes
-        return entries
-
-
-class Images:
-    """What power loss at one moment after the other leaves on a device."""
-
-    def __init__(self, device: LoggedDevice, work: Path) -> None:
-        """Begin before the first write."""
-        self._device = device
-        self._entries = device.entries()
-        self._durable = work / "durable"
-        self._applied = 0
-        with self._durable.open("wb") as file:
-            file.truncate(device.size_bytes)
-
-    def moments(self, chance: random.Random, begin_bytes: int, count: int) -> list[int]:
-        """Choose moments since the log was this long, in order: how many entries were begun."""
-        first = sum(entry.log_offset < begin_bytes for entry in self._entries)
-        return sorted(chance.randint(first, len(self._entries)) for _ in range(count))
-
-    def log_bytes(self, moment: int) -> int:
-        """Return how long the log was then."""
-        last = self._entries[moment - 1]
-        return last.log_offset + last.logged_bytes
-
-    def make(self, chance: random.Random, moment: int, image: Path) -> None:
-        """Write to `image` what may be left, moments in order.
-
-        What was flushed is kept. Of the rest nothing, everything, or some: each sector by itself.
-        """
-        flushes = [at for at in range(self._applied, moment) if self._entries[at].is_flush]
-        with self._durable.open("r+b") as file:
-            for at in range(self._applied, flushes[-1] if flushes else self._applied):
-                self._apply(self._entries[at], file.fileno(), None)
-        self._applied = flushes[-1] if flushes else self._applied
-        run("cp", "--sparse=always", "--reflink=auto", str(self._durable), str(image))
-        mood = chance.choice(["none", "all", "some", "some", "some"])
-        with image.open("r+b") as file:
-            for entry in self._entries[self._applied : moment]:
-                if mood == "all" or entry.is_durable:
-                    self._apply(entry, file.fileno(), None)
-                elif mood == "some" and (fate := chance.choice(["kept", "dropped", "torn"])):
-                    if fate == "kept":
-                        self._apply(entry, file.fileno(), None)
-                    elif fate == "torn":
-                        self._apply(entry, file.fileno(), chance)
-
-    def _apply(self, entry: Entry, file: int, torn_by: random.Random | None) -> None:
-        """Do what was logged, or with some of its sectors only."""
-        if entry.flags & _DISCARD:
-            content = bytes(entry.length_bytes)
-        else:
-            with self._device.log.open("rb") as log:
-                begin = entry.log_offset + SECTOR_BYTES
-                content = os.pread(log.fileno(), entry.length_bytes, begin)
-        if torn_by is None:
-            os.pwrite(file, content, entry.offset)
-            return
-        for at in range(0, len(content), SECTOR_BYTES):
-            if torn_by.random() < 0.5:
-                os.pwrite(file, content[at : at + SECTOR_BYTES], entry.offset + at)

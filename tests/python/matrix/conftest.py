@@ -156,6 +156,17 @@ def _make_ground(stack: ExitStack, cell: Cell, directory: Path) -> Path:
     return mount(stack, make, block, temporary_directory(stack, directory))
 
 
+def _blank(drive: Path) -> Path:
+    """Erase a whole drive that the environment names: a real one in place of a loop device."""
+    with drive.open("r+b", buffering=0) as device:
+        assert device.seek(0, os.SEEK_END) == DEVICE_BYTES, f"{drive} has another size"
+        device.seek(0)
+        for _ in range(DEVICE_BYTES // MIB):
+            device.write(bytes(MIB))
+        os.fsync(device.fileno())
+    return drive
+
+
 @pytest.fixture
 def store(ground: tuple[Cell, Path]) -> Iterator[Store]:
     """Yield an empty place of the cell."""
@@ -163,8 +174,11 @@ def store(ground: tuple[Cell, Path]) -> Iterator[Store]:
     with ExitStack() as stack:
         if cell.medium == "raw":
             assert cell.block_bytes is not None
-            device = bare_loop_device(directory, DEVICE_BYTES, cell.block_bytes)
-            place = Store(cell, stack.enter_context(device).path)
+            if drive := os.environ.get("KVRING_TEST_DRIVE"):
+                place = Store(cell, _blank(Path(drive)))
+            else:
+                device = bare_loop_device(directory, DEVICE_BYTES, cell.block_bytes)
+                place = Store(cell, stack.enter_context(device).path)
         else:
             place = Store(cell, directory / "store")
             stack.callback(shutil.rmtree, place.path, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import os
 import random
 
 import pytest
@@ -97,3 +98,18 @@ def test_each_of_many_mixed_batches_is_answered_once_as_if_done_in_order(store: 
     assert not client.is_readable()
     assert client.stat("evicted") == 0
     assert {key: client.load(key, len(chunk)) for key, chunk in held.items()} == held
+
+
+def test_registered_memory_moves_the_same_bytes(store: Store) -> None:
+    client = store.open()
+    memory = make_memory(MIB)
+    with client.connector.register_memory(memory):
+        memory[:] = pattern(MIB, 1)
+        assert client.set(["chunk"], [memory])[1:] == (True, "", [True])
+        memory[:] = bytes(MIB)
+        assert client.get(["chunk"], [memory])[1:] == (True, "", [True])
+        assert memory == pattern(MIB, 1)
+    is_fixed = client.connector.stats()["transfers_fixed"] > 0
+    # Rings take memory that is registered later from Linux 5.19 on.
+    release = [int(one) for one in os.uname().release.split(".")[:2]]
+    assert is_fixed == (store.cell.engine == "io_uring" and release >= [5, 19])
