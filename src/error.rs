@@ -146,8 +146,8 @@ pub enum OpenError {
     Claimed { path: PathBuf, user: String },
     /// The block device holds foreign data, or two damaged superblocks. Action: use another device, or `kvring format`.
     #[error(
-        "{path} holds {found}; kvring writes to no device that it has not formatted: choose another one, or, if what is \
-         there may go, erase it with `kvring format {path}` (nothing was written)"
+        "{path} holds {found}; kvring writes to no device that it has not formatted: use another device; to \
+         erase this one: `kvring format {path}` (nothing was written)"
     )]
     NotFormatted { path: PathBuf, found: String },
     /// No device has this name. Action: check with `lsblk`.

@@ -103,7 +103,7 @@ def test_a_device_takes_consent_and_is_blank_afterwards(
     capsys: pytest.CaptureFixture[str], device: LoopDevice
 ) -> None:
     assert bench(device.path, *SMALL) == 2
-    assert "say --erase-devices" in capsys.readouterr().err
+    assert "use --erase-devices" in capsys.readouterr().err
     assert not any(device.path.read_bytes())
     assert bench(device.path, "--erase-devices", "--verify", "--rw=randrw", *SMALL) == 0
     printed = capsys.readouterr()

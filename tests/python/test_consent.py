@@ -58,7 +58,7 @@ def test_a_smaller_capacity_is_asked_about_first(
     arguments.insert(0, command)
     assert main(arguments) == 1
     printed = capsys.readouterr()
-    assert "nobody can be asked: nothing was changed; say --yes" in printed.err
+    assert "no terminal to confirm it: nothing was changed; use --yes" in printed.err
     assert "beyond the capacity" in printed.err
     capsys.readouterr()
     assert main([*arguments, "--dry-run", "--json"]) == 0

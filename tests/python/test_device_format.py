@@ -143,7 +143,7 @@ def test_format_says_what_it_found_and_asks(
         assert main(["format", str(device.path)]) == 1
     printed = capsys.readouterr()
     assert printed.out == found
-    assert "say --yes" in printed.err
+    assert "use --yes" in printed.err
     # Somebody can, through a terminal.
     ours, theirs = os.openpty()
     with os.fdopen(theirs, encoding="ascii") as terminal:

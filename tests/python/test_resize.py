@@ -60,7 +60,7 @@ def test_the_owner_brings_its_store_down_and_lets_it_grow(
     status, out, err = kvring_command(store_directory, "--capacity=96MiB")
     assert (status, "160 chunks" in out) == (1, True)
     assert "beyond the capacity" in err
-    assert "say --yes" in err
+    assert "use --yes" in err
     status, out, _ = kvring_command(store_directory, "--capacity=96MiB", "--dry-run")
     assert (status, client.stat("keys")) == (0, COUNT)
     lost = int(out.split(" chunks")[1].split()[-1])

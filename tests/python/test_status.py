@@ -1,7 +1,9 @@
 """`kvring status` in each state, and the commands that ask the owner while its disk fails."""
 
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import kvring
-from kvring.cli import main
+from kvring.cli import health, main
+from kvring.cli.status import status
 from kvring.owner_address import SOCKET_NAME
 from kvring.owner_requests import ask
 from tests.python.conftest import (
@@ -100,6 +103,14 @@ def assert_state(path: Path, state: str, why: str, remedy: str) -> None:
     assert found["state"] == state, found
     assert why in found["why"], found
     assert remedy in found["remedy"], found
+
+
+def test_the_help_names_each_state() -> None:
+    source = inspect.getsource(health)
+    states = set(re.findall(r'_health\(\s*"([^"]+)"', source))
+    assert {"healthy", "newer format", "another user's"} <= states
+    named = " ".join((status.help or "").split())
+    assert [state for state in sorted(states) if f" {state}" not in named] == []
 
 
 def test_healthy_and_not_open_and_no_store(
@@ -238,15 +249,15 @@ def test_an_index_that_a_newer_kvring_wrote_is_not_called_damaged(store_director
 
 @pytest.mark.root
 def test_writes_that_the_drive_does_not_answer(tmp_path: Path) -> None:
-    """Reads are answered, so the disk is not stuck for a look at it; the remedy is the same."""
+    """Reads are answered, so the disk is not stuck for a look at it; the section is the same."""
     with loop_device(tmp_path, "ext4", 2 * SIZE_BYTES) as device:
         path = device.directory / "store"
         connector = kvring.Connector(path, CAPACITY_BYTES, min_free=0)
         with connector, frozen(device.directory):
             connector.submit_batch_set([make_key(1)], [pattern(MIB, 1)])
-            until("silence", lambda: "answers nothing" in kvring_command("status", path).stdout)
+            until("silence", lambda: "the drive answers nothing" in status_of(path)[0]["owner"])
             remedy = "docs/how-to/operations.md#stuck-disk"
-            assert_state(path, "failing", "the drive answers nothing", remedy)
+            assert_state(path, "frozen", f"process {os.getpid()} still answers", remedy)
 
 
 @pytest.mark.root

@@ -112,7 +112,7 @@ def test_repair_mends_the_index(
     found = counts(kvring_command, store_directory, status=1)
     assert (found["intact"], len(found["index"])) == (19, 1)
     status, out, _ = kvring_command("verify", "--repair", store_directory)
-    assert (status, "and is well again" in out) == (0, True)
+    assert (status, "and is repaired" in out) == (0, True)
     assert counts(kvring_command, store_directory)["index"] == []
 
 
@@ -277,7 +277,7 @@ def test_purge_takes_a_namespace_and_leaves_the_rest(
     arguments = ("purge", "--namespace", "test/model@tenant", store_directory)
     status, out, err = kvring_command(*arguments)
     assert (status, "has 20 chunks" in out) == (1, True)
-    assert "say --yes" in err
+    assert "use --yes" in err
     status, out, err = kvring_command(*arguments, "--yes")
     # Pins are those of an open store.
     assert status == (4 if is_open else 0)
@@ -321,7 +321,7 @@ def test_resize_tells_what_is_lost_and_gives_back_the_space(
         client.store({make_key(number): pattern(MIB, number)})
     client.connector.close()
     status, out, err = kvring_command("resize", "--capacity=32MiB", store_directory)
-    assert (status, "say --yes" in err) == (1, True)
+    assert (status, "use --yes" in err) == (1, True)
     assert "holds 48 chunks" in out
     assert len(list(StoredChunks(store_directory))) == 48
     status, out, _ = kvring_command("resize", "--capacity=32MiB", "--yes", store_directory)

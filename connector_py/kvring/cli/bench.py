@@ -177,7 +177,7 @@ def _place(text: str, arguments: SimpleNamespace) -> Path:
         if not arguments.erase_devices:
             raise UsageError(
                 f"--path {text!r} is a block device: it would be formatted, and erased at the end. "
-                f"If what is on it may go, say --erase-devices; else name a directory"
+                f"To erase it, use --erase-devices; else name a directory"
             )
         if any(option.startswith("index_path=") for option in arguments.others):
             raise UsageError("--option index_path: the index of a run lies on its device; leave it")

@@ -82,7 +82,7 @@ def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = Fal
     """Show what would be removed, and ask whether it may. Returns false for a dry run.
 
     Raises:
-        Failure: Something would be removed, and nobody can be asked, or the answer was no.
+        Failure: Something would be removed without a terminal to confirm it, or the answer was no.
     """
     for sentence in losses.sentences:
         click.echo(printable(sentence), err=True)
@@ -98,8 +98,8 @@ def has_consent(losses: Losses, *, yes: bool, dry_run: bool, as_json: bool = Fal
     if losses.keys and not yes:
         if not sys.stdin.isatty():
             raise Failure(
-                f"{count_text(losses.keys, 'chunk')} would be removed, and nobody can be asked: "
-                "nothing was changed; say --yes if they may go"
+                f"{count_text(losses.keys, 'chunk')} would be removed, and there is no terminal "
+                "to confirm it: nothing was changed; use --yes"
             )
         if not click.confirm("Removed chunks are lost. Go on?"):
             raise Failure("nothing was changed")

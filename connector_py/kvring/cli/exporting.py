@@ -61,7 +61,7 @@ def export_command(
         need_namespace(paths, index_path, namespace)
     with _opened(target) as output:
         if output.isatty():
-            message = "an archive is nothing to be read: say --output FILE, or give it to a pipe"
+            message = "an archive is binary: use --output FILE, or a pipe"
             raise Failure(message)
         writer = Writer(output)
         with _cut_short(writer, target):

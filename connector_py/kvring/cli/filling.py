@@ -202,7 +202,7 @@ def _options(arguments: _Arguments) -> dict[str, Any] | None:
 
     Raises:
         Failure: Somebody has it open, it has further paths, it cannot be read, or chunks would be
-            removed and nobody can be asked.
+            removed without a terminal to confirm it.
     """
     paths, index_path, layout = (arguments[name] for name in ("paths", "index_path", "layout"))
     yes, dry_run, as_json = (arguments[name] for name in ("yes", "dry_run", "as_json"))

@@ -39,7 +39,7 @@ def format_command(device: str, yes: bool, dry_run: bool, discard: bool) -> int:
         if yes:
             return True
         if not sys.stdin.isatty():
-            raise Failure("nobody can be asked whether that may go; say --yes if it may")
+            raise Failure("no terminal to confirm the loss: nothing was changed; use --yes")
         # What happens to it cannot be undone: a key pressed too early is no answer.
         return input("All of it is lost. Type 'yes' to go on: ").strip() == "yes"
 

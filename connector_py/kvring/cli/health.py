@@ -160,7 +160,8 @@ class HealthLook:
         if self._is_frozen():
             where = self._mounted()
             why = f"{where} takes no change: it is frozen, or its drive answers no write{served}"
-            return self._health("frozen", why, f"fsfreeze --unfreeze {where}; dmesg -T | tail")
+            remedy = f"fsfreeze --unfreeze {where}; dmesg -T | tail; {_RUNBOOK}#stuck-disk"
+            return self._health("frozen", why, remedy)
         if disk.is_newer:
             return self._health("newer format", f"{disk.damage}{served}", _UPGRADE)
         is_blank = disk.damage.endswith(_NO_STORE) and answer is None
@@ -202,7 +203,7 @@ class HealthLook:
         possible_bytes = min(one["capacity_bytes"], disk.total_bytes)
         if is_short and one["used_bytes"] < _WHOLE_SHARE * possible_bytes:
             what = size_text(disk.free_bytes) if disk.has_inodes else "no inode"
-            why = f"{self._mounted()} has {what} free; {who} has got {used}"
+            why = f"{self._mounted()} has {what} free; {who} uses {used}"
             return self._health("full", why, f"df -h {self._mounted()}; {_RUNBOOK}#full-disk")
         if trouble := one["reason"] or one["trouble"]:
             section = "dead-disk" if one["reason"] else "failing-transfers"
@@ -217,9 +218,11 @@ class HealthLook:
             remedy = f"dmesg -T | tail; blockdev --setrw {self._quoted()}"
             return self._health("read-only", f"the device is: {outcome}", remedy)
         if self._mount is not None and self._mount.options & _READ_ONLY:
-            remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}"
+            runbook = f"{_RUNBOOK}#dead-disk"
+            remedy = f"dmesg -T | tail; mount -o remount,rw {self._mounted()}; {runbook}"
             if "emergency_ro" in self._mount.options:
-                remedy = f"dmesg -T | tail; stop the server, umount, fsck {self._device()}, mount"
+                repair = f"umount, fsck {self._device()}, mount"
+                remedy = f"dmesg -T | tail; stop the server, {repair}; {runbook}"
             why = f"{self._mounted()} is mounted read-only: {outcome}"
             return self._health("read-only", why, remedy)
         return None

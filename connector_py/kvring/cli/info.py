@@ -147,7 +147,7 @@ def _print_info(document: dict[str, Any]) -> None:
         "taken on disk": size_text(document["taken_bytes"]),
         "capacity": size_text(document["capacity_bytes"])
         if document["capacity_bytes"]
-        else "told by whoever opens the store; no owner answers",
+        else "set by the open of the store; no owner answers",
         "index": size_text(document["index_bytes"]),
         "namespaces": f"{document['namespaces']:,}",
         **({"paths": _paths_text(document)} if document["members"] else {}),

@@ -113,7 +113,7 @@ class Server:
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             message = f"no LMCache server answers at {self._url}: {reason}; start `lmcache server`"
-            raise Failure(f"{message}, or say --http URL") from error
+            raise Failure(f"{message}, or use --http URL") from error
 
 
 def _in_time(look: Callable[[], Any], otherwise: str) -> Any:

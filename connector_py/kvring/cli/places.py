@@ -175,7 +175,7 @@ def _own_device(path: Path, tell: _Tell) -> Iterator[Path]:
         if not _is_left_over(path):
             raise PlaceError(
                 f"--path {str(path)!r} holds a store, and kvring bench works on none but its own; "
-                f"name another device, or, if the store may go, zero the first MiB of this one"
+                f"name another device; to erase this one, zero its first MiB"
             )
         _erase(path)
         tell(f"removed the store on {path}, which an earlier run left")

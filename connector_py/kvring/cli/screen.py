@@ -191,7 +191,7 @@ def _number(value: float | None) -> str:
 
 
 def _trouble(path: dict[str, Any]) -> str:
-    return str(path["reason"] if not path["in_use"] else path["trouble"])
+    return str(path["trouble"] if path["in_use"] else f"out of use: {path['reason']}")
 
 
 def _space(console: Console, paths: list[dict[str, Any]]) -> Table:
@@ -207,7 +207,7 @@ def _space(console: Console, paths: list[dict[str, Any]]) -> Table:
         ]
         if has_room:
             cells.append(ProgressBar(total=capacity, completed=used, width=_BAR_COLUMNS))
-        state = _trouble(path) or path["note"] or "well"
+        state = _trouble(path) or path["note"] or "healthy"
         shown.add_row(*cells, f"{path['path']}: {state}")
     return shown
 

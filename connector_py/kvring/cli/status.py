@@ -26,8 +26,8 @@ def status(paths: tuple[Path, ...], index_path: Path | None, as_json: bool) -> i
     """Show in one line per PATH whether it is healthy, why not, and what to type next.
 
     It reports a dead or stuck disk within two seconds. States: healthy, not open, no store, dead
-    disk, stuck disk, frozen, damaged index, failing, full, read-only, path missing, renamed,
-    another user's; killed, stopped or silent owner.
+    disk, stuck disk, frozen, damaged index, newer format, failing, full, read-only, path missing,
+    renamed, another user's, killed owner, stopped owner, silent owner.
     """
     looks = [HealthLook(path, index_path) for path in paths]
     # Each waits for owners and disks that may not answer.

@@ -170,6 +170,6 @@ def _print(found: _Findings, left: list[str], *, is_repaired: bool) -> None:
             else "their loads miss; --repair removes them"
         )
     if is_repaired and found.index and not left:
-        click.echo("the index was damaged, and is well again:")
+        click.echo("the index was damaged, and is repaired:")
     for sentence in found.index if is_repaired and not left else left:
         click.echo(printable(sentence))

@@ -121,9 +121,8 @@ impl Table {
     fn refusal_text(&self, error: &io::Error) -> String {
         let path = self.index_file.path.display();
         let way_out = way_to_write(error);
-        format!(
-            "{path} cannot be written: {error}; {way_out}; it is tried again until then, and what is stored is still loaded"
-        )
+        // This is also the reason of a path that is out of use: it must not say that its chunks can be loaded.
+        format!("{path} cannot be written: {error}; {way_out}")
     }
 
     /// Makes changes of one page by one write; says whether it did.

@@ -154,7 +154,7 @@ pub(super) fn erasable(
     let found = match found {
         DeviceContent::Store { .. } if !is_opened => {
             let source = io::Error::other(
-                "it holds a kvring store, which is opened as it is and never erased; if its chunks may go, zero its first MiB",
+                "it holds a kvring store, which this command never erases; to erase it, zero its first MiB",
             );
             return Err(OpenError::Io { action: "format", path, source });
         }

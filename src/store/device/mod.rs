@@ -216,7 +216,7 @@ impl BlockDevice {
                 false => ("on the device itself", "leave index_path out"),
             };
             format!(
-                "it was formatted for an index {place}; {way_out}, or, if what it holds may go, zero its first MiB, and the next open formats it"
+                "it was formatted for an index {place}; {way_out}; to change it, zero its first MiB: the chunks are lost, and the next open formats it"
             )
         } else if self.data_bytes() < MIN_CAPACITY_BYTES {
             format!("it has {is} bytes and had {was} when it was formatted; make it longer again")

@@ -55,5 +55,5 @@ def look_at_content(device: Path, why: Exception) -> Iterator[Finding]:
         yield Finding(Level.OK, _CHECK, "the device is blank; the first open formats it")
     else:
         what = f"the device holds {content}: an open refuses it, and writes nothing"
-        remedy = f"name another device; if all of that may go: kvring format {device}"
+        remedy = f"use another device; to erase this one: kvring format {device}"
         yield Finding(Level.ERROR, _CHECK, what, remedy)
