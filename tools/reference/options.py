@@ -33,12 +33,6 @@ _NUMBERS = """
 In paths, `{dp_rank}` (vLLM) and `{rank}` (SGLang) stand for the number of the process. It is added
 to `metrics_port`.
 """
-_LIMITS = """
-## What follows from the device
-
-`queue_depth` and `max_in_flight_bytes` of [stats()](metrics.md#state-in-stats) are the limits of
-in-flight transfers, which follow from the drives below a path.
-"""
 
 
 def page() -> str:
@@ -62,7 +56,6 @@ def page() -> str:
         _VLLM,
         table(("option", "default", "meaning"), _of_vllm()),
         _NUMBERS,
-        _LIMITS,
     )
 
 
