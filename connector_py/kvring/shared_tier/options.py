@@ -67,6 +67,13 @@ def _adapter(spec: Any) -> L2AdapterConfigBase:
     try:
         arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
         return parse_args_to_l2_adapters_config(arguments).adapters[0]
+    except ImportError as error:
+        # For a type that it does not find, LMCache raises the error of whichever adapter failed.
+        text = (
+            f"option 'shared_tier': unknown adapter type {spec['type']!r}, or a package that it "
+            f"needs is missing ({error})"
+        )
+        raise ConfigError(text) from error
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"option 'shared_tier' is not valid: {error}") from error
 
