@@ -13,7 +13,7 @@ import kvring
 
 
 def main(path: str) -> None:
-    """Store three arrays, and load them from the store as the next process would open it."""
+    """Store three arrays, open the store again, and load them."""
     # LMCache's form of a key: model@kv_rank@object_group@chunk_hash.
     keys = [f"demo/model@00000000@0@{number:064x}" for number in range(3)]
     chunks = [np.full((2, 128, 64), number, np.float16) for number in range(3)]
@@ -24,7 +24,7 @@ def main(path: str) -> None:
 
     with kvring.open(path, "64MiB") as store:
         print("found after a restart:", [store.exists(key) for key in [*keys, "no such key"]])
-        # Into memory of the caller. Contiguous tensors of torch on the CPU go likewise.
+        # Into memory of the caller; contiguous CPU tensors of torch work as well.
         outs = [np.empty((2, 128, 64), np.float16) for _ in keys]
         loaded = store.get_many(keys, outs)
         print("loaded:", [out is not None for out in loaded])

@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     store_and_load(&path)
 }
 
-/// Stores three chunks, and loads them from the store as the next process would open it.
+/// Stores three chunks, opens the store again, and loads them.
 pub fn store_and_load(path: &str) -> Result<(), Box<dyn Error>> {
     // LMCache's form of a key: model@kv_rank@object_group@chunk_hash.
     let keys: Vec<String> =
@@ -49,7 +49,7 @@ fn open(path: &str) -> Result<Connector, Box<dyn Error>> {
     Ok(Connector::open(config)?)
 }
 
-/// Waits for one batch. A program with several batches under way keeps the other completions, too.
+/// Waits for one batch. A program with several batches in flight also keeps the other completions.
 fn completion_of(store: &Connector, batch: u64) -> Result<Completion, Box<dyn Error>> {
     let mut completions = Vec::new();
     while store.wait(TIMEOUT)? {

@@ -1,4 +1,4 @@
-"""Give tenants a share of the disk each, see who takes what, and remove one who leaves.
+"""Give a tenant a quota, show what each tenant uses, and remove one.
 
     python examples/tenants.py DIRECTORY
 
@@ -20,7 +20,7 @@ def key(number: int, tenant: str) -> str:
 
 
 def main(path: str) -> None:
-    """Have two tenants store more than one of them may."""
+    """Store for two tenants, beyond the quota of one."""
     quotas = {f"{MODEL}@small": "8MiB"}
     with kvring.Connector(path, "256MiB", quotas=quotas) as connector:
         completion = select.poll()

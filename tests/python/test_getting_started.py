@@ -10,6 +10,7 @@ import re
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,9 +42,9 @@ tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="word0").save_pretrained(directory)
 """
 
-Run = Callable[[list[Step]], list[str]]
+Run = Callable[[str, list[Step]], list[str]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +54,55 @@ def packages() -> list[Path]:
     return [*engines, Path(sysconfig.get_path("purelib"))]
 
 
-@pytest.fixture(scope="module")
-def programs(packages: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Those of the environment into which the page installs kvring."""
+@pytest.fixture
+def run(tmp_path: Path, packages: list[Path]) -> Run:
+    """Run blocks of a tab in one shell and an environment of its own, and return what each prints.
+
+    Several tabs can run at once.
+    """
     if not list(WHEELS.glob("*.whl")):
         pytest.skip(f"there is no wheel in {WHEELS} (make engines)")
     if subprocess.run([*ALONE, "sh", "-c", PREPARATION], capture_output=True).returncode:
         pytest.skip(f"`{' '.join(ALONE)}` is not allowed here, or there is no `ip`")
-    return make_environment(tmp_path_factory.mktemp("environment"), packages)
+    model = tmp_path / "model"
+
+    def run(tab: str, page_steps: list[Step]) -> list[str]:
+        directory = tmp_path / tab
+        directory.mkdir()
+        programs = make_environment(directory / "environment", packages)
+        environment = environment_of(directory, programs, model)
+        blocks = [
+            # `kvring doctor` exits with 3 where it has warnings, as the page says.
+            f"{{ {step.script}}} > {number}.out 2> {number}.err || [ $? = 3 ] || exit {number + 1}"
+            for number, step in enumerate(page_steps)
+        ]
+        script = directory / "page.sh"
+        script.write_text("\n".join([PREPARATION, *blocks]))
+        status = subprocess.run(
+            [*KILLED_WITH_PARENT, *ALONE, "bash", script],
+            cwd=directory,
+            env=environment,
+            check=False,
+        ).returncode
+        if status:
+            print((directory / f"{status - 1}.out").read_text())
+            print((directory / f"{status - 1}.err").read_text())
+            for log in directory.glob("*.log"):
+                print(f"--- {log.name}", log.read_text(errors="replace")[-4000:], sep="\n")
+            pytest.fail(f"{tab}: block {status} failed:\n{page_steps[status - 1].script}")
+        return [(directory / f"{number}.out").read_text() for number in range(len(page_steps))]
+
+    return run
 
 
-@pytest.fixture
-def run(tmp_path: Path, programs: Path) -> Run:
-    roots = {f"VLLM_{name}_ROOT": str(tmp_path / name) for name in ("CONFIG", "CACHE")}
-    environment = os.environ | roots
-    environment |= {
+def environment_of(directory: Path, programs: Path, model: Path) -> dict[str, str]:
+    """Return the variables of a page's shell."""
+    environment = os.environ | {
         # The page's.
-        "STORE": str(tmp_path / "store"),
+        "STORE": str(directory / "store"),
         "CAPACITY": "1GiB",
         "MEMORY_GB": "1",
-        "MODEL": str(tmp_path / "model"),
+        "MODEL": str(model),
         "OPTIONS": "--dtype float32 --enforce-eager --max-model-len 2048 --block-size 32",
         "SERVER_OPTIONS": "--supported-transfer-mode auto",
         "WHEELS": str(WHEELS),
@@ -82,42 +112,17 @@ def run(tmp_path: Path, programs: Path) -> Run:
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join([str(programs), "/usr/bin", "/bin", "/usr/sbin", "/sbin"]),
         "PIP_NO_INDEX": "1",
-        "TMPDIR": str(tmp_path),
+        "TMPDIR": str(directory),
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CACHE_ROOT": str(directory / "cache"),
+        "VLLM_CONFIG_ROOT": str(directory / "config"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_TARGET_DEVICE": "cpu",
     }
     for name in ("PYTHONPATH", "VIRTUAL_ENV"):
         environment.pop(name, None)
-
-    def run(page_steps: list[Step]) -> list[str]:
-        """Run blocks in one shell, and return what each printed."""
-        if "vllm" in "".join(step.script for step in page_steps):
-            writer = [str(programs / "python"), "-c", WRITE_MODEL, environment["MODEL"]]
-            subprocess.run(writer, check=True, env=environment, capture_output=True)
-        blocks = [
-            # `kvring doctor` exits with 3 where it has warnings, as the page says.
-            f"{{ {step.script}}} > {number}.out 2> {number}.err || [ $? = 3 ] || exit {number + 1}"
-            for number, step in enumerate(page_steps)
-        ]
-        script = tmp_path / "page.sh"
-        script.write_text("\n".join([PREPARATION, *blocks]))
-        status = subprocess.run(
-            [*KILLED_WITH_PARENT, *ALONE, "bash", script],
-            cwd=tmp_path,
-            env=environment,
-            check=False,
-        ).returncode
-        if status:
-            print((tmp_path / f"{status - 1}.out").read_text())
-            print((tmp_path / f"{status - 1}.err").read_text())
-            for log in tmp_path.glob("*.log"):
-                print(f"--- {log.name}", log.read_text(errors="replace")[-4000:], sep="\n")
-            pytest.fail(f"block {status} failed:\n{page_steps[status - 1].script}")
-        return [(tmp_path / f"{number}.out").read_text() for number in range(len(page_steps))]
-
-    return run
+    return environment
 
 
 def assert_as_shown(page_steps: list[Step], outputs: list[str]) -> None:
@@ -128,22 +133,29 @@ def assert_as_shown(page_steps: list[Step], outputs: list[str]) -> None:
 
 def test_a_program(run: Run) -> None:
     page_steps = steps(PAGE, "Python")
-    assert_as_shown(page_steps, run(page_steps))
+    assert_as_shown(page_steps, run("Python", page_steps))
 
 
 @pytest.mark.lmcache
-@pytest.mark.parametrize("tab", ["LMCache", "vLLM"])
-def test_an_engine_that_runs_on_processors(run: Run, packages: list[Path], tab: str) -> None:
+def test_engines_that_run_on_processors(run: Run, packages: list[Path], tmp_path: Path) -> None:
+    """Both at once: most of the time one core imports what an engine needs."""
     if not list(packages[0].glob("vllm/_C*.so")):
         pytest.skip("vLLM has no kernels for processors (make engines)")
-    if tab == "LMCache" and find_spec("lmcache") is None:
-        pytest.skip("LMCache is not installed (make lmcache)")
-    page_steps = steps(PAGE, tab)
-    outputs = run(page_steps)
-    assert_as_shown(page_steps, outputs)
-    loaded = re.search(r"^loaded .* in ([\d,]+) chunks", outputs[-2], re.M)
-    assert loaded is not None
-    assert loaded[1] != "0"
+    tabs = {tab: steps(PAGE, tab) for tab in ("LMCache", "vLLM")}
+    if find_spec("lmcache") is None:
+        print("LMCache is not installed (make lmcache): its tab did not run")
+        del tabs["LMCache"]
+    python = packages[0].parents[2] / "bin" / "python"
+    writer = [str(python), "-c", WRITE_MODEL, str(tmp_path / "model")]
+    with_repository = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(writer, check=True, env=with_repository, capture_output=True)
+    with ThreadPoolExecutor() as pool:
+        outputs = pool.map(run, tabs, tabs.values())
+        for page_steps, printed in zip(tabs.values(), outputs, strict=True):
+            assert_as_shown(page_steps, printed)
+            loaded = re.search(r"^loaded .* in ([\d,]+) chunks", printed[-2], re.M)
+            assert loaded is not None
+            assert loaded[1] != "0"
 
 
 def test_what_runs_of_sglang_without_a_gpu(run: Run, packages: list[Path]) -> None:
@@ -153,7 +165,7 @@ def test_what_runs_of_sglang_without_a_gpu(run: Run, packages: list[Path]) -> No
     page_steps = steps(PAGE, "SGLang")
     start = next(number for number, step in enumerate(page_steps) if "launch_server" in step.script)
     print(f"SGLang's server needs a GPU: blocks {start + 1} to {len(page_steps)} did not run")
-    assert_as_shown(page_steps[:start], run(page_steps[:start]))
+    assert_as_shown(page_steps[:start], run("SGLang", page_steps[:start]))
 
 
 def test_every_block_is_in_a_language_that_the_tests_read() -> None:

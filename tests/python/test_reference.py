@@ -32,18 +32,35 @@ def test_each_row_of_a_table_has_all_cells(pages: dict[str, str]) -> None:
             assert set(rows) == {head}, f"{name}: {table}"
 
 
-def test_messages_that_are_explained_are_those_of_the_code() -> None:
-    """A line that nobody writes any more, or that reads otherwise by now, is found by nobody."""
-    code = ""
+@pytest.fixture(scope="module")
+def code() -> str:
+    """The sources, with each long message in one line."""
+    found = ""
     for directory, suffix, joint in (
         ("src", "rs", r"\\\n\s*"),
         ("connector_py/kvring", "py", r'"\n\s*f?"'),
     ):
-        # A long message goes on in the next line of the source.
         sources = [path.read_text(encoding="utf-8") for path in _files(directory, suffix)]
-        code += re.sub(joint, "", "\n".join(sources))
+        found += re.sub(joint, "", "\n".join(sources))
+    return found
+
+
+def test_messages_that_are_explained_are_those_of_the_code(code: str) -> None:
+    """A line that nobody writes any more, or that reads otherwise by now, is found by nobody."""
     messages = [line for rows in log_lines().values() for lines, _ in rows for line in lines]
     assert len(messages) > 50
+    _assert_in_code(messages, code)
+
+
+@pytest.mark.parametrize("page", ["lmcache", "sglang", "vllm"])
+def test_messages_in_the_pages_of_engines_are_those_of_the_code(page: str, code: str) -> None:
+    text = (PAGES.parent / "how-to" / f"{page}.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^- `([^`]+ [^`]+)`: ", text.partition("## If it goes wrong")[2], re.M)
+    assert len(messages) > 1
+    _assert_in_code(messages, code)
+
+
+def _assert_in_code(messages: list[str], code: str) -> None:
     for message in messages:
         for part in filter(None, (part.strip() for part in message.split("..."))):
             assert part in code, message

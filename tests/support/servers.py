@@ -151,7 +151,8 @@ def mooncake(machine: Machine) -> Iterator[AdapterSpec]:
     """
     for module in ("mooncake", "lmcache.lmcache_mooncake"):
         if importlib.util.find_spec(module) is None:
-            raise DeploymentError(f"no {module}: docs/how-to/shared-tier.md#mooncakes-store")
+            text = f"there is no {module}: docs/how-to/shared-tier.md#mooncakes-store"
+            raise DeploymentError(text)
     package = importlib.util.find_spec("mooncake")
     assert package is not None
     assert package.origin is not None

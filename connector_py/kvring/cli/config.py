@@ -28,7 +28,7 @@ from kvring.cli.programs import LMCACHE_ADAPTERS, lmcache, sglang, vllm
 from kvring.cli.required_mounts import with_required_mounts
 from kvring.cli.sections import SectionedCommand
 from kvring.cli.shared_tier import FORMS, directory_of, shared_tier, take_options
-from kvring.shared_tier.limits import MEANINGS
+from kvring.shared_tier.limits import LIMITS
 
 __all__ = ["config"]
 
@@ -253,7 +253,7 @@ def _parameters(
     if "capacity" in options or "paths" in options:
         text = "--option capacity and paths: these are arguments, such as /mnt/a /mnt/b 500GiB,1TiB"
         raise WrongArguments(text)
-    if not has_shared and (of_tier := sorted(MEANINGS.keys() & options)):
+    if not has_shared and (of_tier := sorted(LIMITS.keys() & options)):
         raise WrongArguments(
             f"--option {of_tier[0]} is one of a shared tier; name that by --shared"
         )

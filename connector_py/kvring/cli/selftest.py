@@ -91,7 +91,7 @@ def selftest(
         print_json({"path": store, "chunk_bytes": size_bytes, "steps": timed})
         return 0
     _print(steps)
-    click.echo(f"{size_text(size_bytes)} came back from kvring at {store} as they were")
+    click.echo(f"{size_text(size_bytes)} came back from kvring at {store} unchanged")
     return 0
 
 

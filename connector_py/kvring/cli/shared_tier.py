@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from kvring._native import ConfigError
 from kvring.cli.failure import WrongArguments
-from kvring.shared_tier.limits import MEANINGS, SharedLimits
+from kvring.shared_tier.limits import LIMITS, SharedLimits
 
 __all__ = ["FORMS", "directory_of", "shared_tier", "take_options"]
 
@@ -65,7 +65,7 @@ def take_options(parameters: dict[str, Any]) -> dict[str, Any]:
     Raises:
         WrongArguments: One of them does not fit.
     """
-    taken = {name: parameters[name] for name in MEANINGS if name in parameters}
+    taken = {name: parameters[name] for name in LIMITS if name in parameters}
     try:
         SharedLimits.take(parameters)
     except ConfigError as error:

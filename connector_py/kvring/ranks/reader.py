@@ -160,7 +160,7 @@ class Reader:
         if not self._has_told and not self._closed.is_set():
             self._has_told = True
             _logger.warning(
-                "%s: its owner does not answer, and all is a miss until it does: %s",
+                "%s: its owner does not answer; all lookups are misses until it does: %s",
                 self._where[0],
                 str(error) or type(error).__name__,
             )

@@ -200,8 +200,8 @@ class Pool:
             _, sizes = self._host_pool.get_page_buffer_meta(first)
         except (AttributeError, NotImplementedError, ValueError) as error:
             _logger.warning(
-                "pages of SGLang's pool '%s' are copied on their way, as they have no addresses "
-                "(%s); with --hicache-mem-layout page_first most have",
+                "pages of SGLang's pool '%s' have no addresses (%s): each transfer copies them; "
+                "--hicache-mem-layout page_first avoids that for most pools",
                 self.name,
                 error,
             )

@@ -21,7 +21,8 @@ from kvring.logs import warn
 from kvring.shared_tier import metrics
 from kvring.shared_tier.buffers import Buffers
 from kvring.shared_tier.key_locks import KeyLocks
-from kvring.shared_tier.options import MEANINGS, SharedOptions
+from kvring.shared_tier.limits import LIMITS, TIER
+from kvring.shared_tier.options import SharedOptions
 from kvring.shared_tier.sidecars import Sidecar
 from kvring.shared_tier.tier import SharedTier
 
@@ -52,7 +53,10 @@ class KvringSharedL2AdapterConfig(L2AdapterConfigBase):
     @classmethod
     def help(cls) -> str:
         """Tell every option."""
-        lines = [f"- {name}: {meaning}" for name, meaning in MEANINGS.items()]
+        lines = [
+            f"- {name}: {one.meaning}; takes {one.takes}; default {one.default}"
+            for name, one in {"shared_tier": TIER, **LIMITS}.items()
+        ]
         return "\n".join([KvringL2AdapterConfig.help(), *lines])
 
 

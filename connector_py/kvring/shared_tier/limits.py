@@ -1,23 +1,52 @@
 """Options of a shared tier that its adapter and `kvring config` check."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvring._native import ConfigError, size_bytes
 
-__all__ = ["MEANINGS", "SharedLimits"]
+__all__ = ["LIMITS", "TIER", "SharedLimits", "SharedOption"]
 
-MEANINGS: Final = {
-    "shared_lookup_deadline_ms": "a lookup there that takes longer is a miss; default 500",
-    "shared_load_deadline_ms": "a load from there that takes longer is a miss; default 5000",
-    "shared_buffer": "upper limit of the memory for copies to and from there; default 1GiB",
-    "shared_checksums": "whether a chunk there that has no checksum beside it is a miss: required, "
-    "or optional where other programs store there, too; default required",
-}
 _LOOKUP_DEADLINE_MS: Final = 500
 _LOAD_DEADLINE_MS: Final = 5000
 _LONGEST_DEADLINE_MS: Final = 600_000
 _BUFFER: Final = "1GiB"
+
+
+class SharedOption(NamedTuple):
+    """An option, as help and the reference show it."""
+
+    default: str
+    takes: str
+    meaning: str
+
+
+TIER: Final = SharedOption(
+    "required",
+    "an adapter of LMCache, as --l2-adapter takes it",
+    'the shared tier, such as {"type": "resp", "host": "10.0.0.5", "port": 6379}',
+)
+LIMITS: Final = {
+    "shared_lookup_deadline_ms": SharedOption(
+        str(_LOOKUP_DEADLINE_MS),
+        f"1 to {_LONGEST_DEADLINE_MS}",
+        "a lookup in the shared tier that takes longer is a miss",
+    ),
+    "shared_load_deadline_ms": SharedOption(
+        str(_LOAD_DEADLINE_MS),
+        f"1 to {_LONGEST_DEADLINE_MS}",
+        "a load from the shared tier that takes longer is a miss",
+    ),
+    "shared_buffer": SharedOption(
+        _BUFFER, "a size", "maximum memory for copies to and from the shared tier"
+    ),
+    "shared_checksums": SharedOption(
+        "required",
+        "'required' or 'optional'",
+        "with 'required' a chunk of the shared tier without a checksum is a miss; with 'optional' "
+        "it is an unverified hit",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +73,7 @@ class SharedLimits:
         )
         unknown = next((name for name in parameters if name.startswith("shared_")), None)
         if unknown is not None:
-            known = ", ".join(MEANINGS)
+            known = ", ".join(LIMITS)
             text = f"unknown option {unknown!r}; those of a shared tier are: shared_tier, {known}"
             raise ConfigError(text)
         return limits

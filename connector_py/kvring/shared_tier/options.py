@@ -12,16 +12,9 @@ from lmcache.v1.distributed.l2_adapters.config import (
 
 from kvring._native import ConfigError
 from kvring.engine_store import identity_of
-from kvring.shared_tier.limits import MEANINGS as LIMITS
-from kvring.shared_tier.limits import SharedLimits
+from kvring.shared_tier.limits import TIER, SharedLimits
 
-__all__ = ["MEANINGS", "SharedOptions"]
-
-_TIER_MEANING: Final = (
-    "an adapter of LMCache, as --l2-adapter takes it, such as "
-    '{"type": "resp", "host": "10.0.0.5", "port": 6379}'
-)
-MEANINGS: Final = {"shared_tier": _TIER_MEANING, **LIMITS}
+__all__ = ["SharedOptions"]
 
 # They need LMCache's own memory, or are done around the whole adapter.
 _REFUSED_TYPES: Final = {
@@ -62,7 +55,7 @@ def _adapter(spec: Any) -> L2AdapterConfigBase:
     if not isinstance(spec, dict):
         # It may have a password.
         shown = repr(spec) if "@" not in str(spec) else f"a {type(spec).__name__}"
-        text = f"option 'shared_tier' = {shown} is not valid; it takes {_TIER_MEANING}"
+        text = f"option 'shared_tier' = {shown} is not valid; it takes {TIER.takes}: {TIER.meaning}"
         raise ConfigError(text)
     instead = _REFUSED_TYPES.get(str(spec.get("type")))
     if instead is not None:
@@ -74,6 +67,13 @@ def _adapter(spec: Any) -> L2AdapterConfigBase:
     try:
         arguments = argparse.Namespace(l2_adapter=[json.dumps(spec)])
         return parse_args_to_l2_adapters_config(arguments).adapters[0]
+    except ImportError as error:
+        # For a type that it does not find, LMCache raises the error of whichever adapter failed.
+        text = (
+            f"option 'shared_tier': unknown adapter type {spec['type']!r}, or a package that it "
+            f"needs is missing ({error})"
+        )
+        raise ConfigError(text) from error
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"option 'shared_tier' is not valid: {error}") from error
 

@@ -97,8 +97,8 @@ class KvringTier(SecondaryTierManager):
             primary_kv_view: The primary tier's memory: a row for each chunk.
             tier_type: Its `type` in vLLM's configuration.
             backpressure_detector: vLLM's.
-            locality: What vLLM's events call the place of the store: LOCAL or REMOTE.
-            promote: Whether it also stores the chunks that another tier had and it had not.
+            locality: `LOCAL` or `REMOTE`: the place of the store in vLLM's KV events.
+            promote: `true` also stores the chunks that vLLM loads from another tier.
             options: Those of `kvring.Connector`. `{dp_rank}` in a path is the number of the
                 data-parallel replica.
 
