@@ -31,11 +31,16 @@ def page() -> str:
         for name, command in commands.items()
         if any(option.name == "yes" for option in _options(command))
     )
+    without_json = ", ".join(
+        f"`{name}`"
+        for name, command in commands.items()
+        if all(option.name != "as_json" for option in _options(command))
+    )
     introduction = [
         *_paragraphs(group.help),
         *_paragraphs(group.epilog),
         f"{asking} ask before they remove something.",
-        "Options of several commands:",
+        f"Options of several commands (`--json`: of all but {without_json}):",
         table(("option", "effect"), shared),
     ]
     parts = [_section(name, command, set(shared), context) for name, command in commands.items()]
@@ -52,9 +57,9 @@ def _section(name: str, command: click.Command, shared: set[_Row], parent: click
             of_bench.append(f"`{option.opts[0]}={benchmarked['default']}`")
         elif _is_of_store(option):
             of_store.append(f"`{option.opts[0]}`")
-        elif row in shared:
+        elif row in shared and option.name != "as_json":
             others.append(f"`{option.opts[0]}`")
-        else:
+        elif row not in shared:
             own.append(row)
     if of_bench:
         # Their help is long, and of the workload alone.
