@@ -263,7 +263,7 @@ def bare_drive(target: str, block_bytes: int) -> None:
         with Suite(target, name) as outcome:
             run_matrix(outcome, file, device, block_bytes)
     # A bench refuses a device that holds a store.
-    check(["dd", "if=/dev/zero", f"of={device}", "bs=1M", "count=1", "conv=fsync"])
+    placement.make_blank(device)
     run_commands(target, device, "--erase-devices")
 
 

@@ -1,6 +1,7 @@
 """In a machine with an FDP drive: which reclaim unit handle each class of chunks arrives at."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -37,15 +38,20 @@ def key(number: int, salt: str = "") -> str:
     return f"model@1@0@{number:016x}" + (f"@{salt}" if salt else "")
 
 
+def make_blank(drive: Path) -> None:
+    """Erase the first MiB of a drive, so that it has neither store nor file system."""
+    with drive.open("r+b") as device:
+        device.write(bytes(1 << 20))
+        os.fsync(device.fileno())
+
+
 def arrivals(option: str, fill: Fill, drive: Path) -> dict[str, int]:
     """Store on a blank drive; compare the bytes of each stream with what the drive reports.
 
     Returns:
         The bytes of each stream with its content.
     """
-    with drive.open("r+b") as device:
-        device.write(bytes(1 << 20))
-    subprocess.run(["sync"], check=True)
+    make_blank(drive)
     connector = kvring.Connector(
         drive, "40MiB", write_streams=option, admit="always", lease_s=0, discard="never"
     )
@@ -102,6 +108,7 @@ def namespace(drive: Path, _: Path) -> None:
 
 def without_fdp(_: Path, plain: Path) -> None:
     """A drive without FDP has no streams, and works."""
+    make_blank(plain)
     connector = kvring.Connector(plain, "40MiB", write_streams="namespace")
     store(connector, [key(1)])
     assert connector.stats()["paths"][0]["write_streams"] == []
