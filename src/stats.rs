@@ -329,8 +329,7 @@ pub struct Stats {
     pub shutdown_clean: bool,
     /// Whether its close dropped operations.
     pub partial_flush: bool,
-    /// Quantiles of latency in microseconds, by name: class, phase (`wait` in the queue, `device`, `total` from submit to
-    /// answer), and quantile.
+    /// Quantiles of latency in microseconds, by name: class, phase as in [`LatencyHistogram`], and quantile.
     pub latencies: Vec<(String, u64)>,
     /// All counters, by name.
     pub counters: Vec<(&'static str, u64)>,
@@ -353,8 +352,7 @@ pub(crate) type CounterGroup = Vec<(&'static str, u64)>;
 
 impl Stats {
     /// What operators watch, in three groups whose names do not clash: `storage` (what became of chunks), `writer` (the
-    /// queue of SETs), `lookup` (hits). Keys, or bytes where the name ends so. The names are those of the plan that this
-    /// project started from.
+    /// queue of SETs), `lookup` (hits). Keys, or bytes where the name ends so.
     pub fn groups(&self) -> [(&'static str, CounterGroup); 3] {
         let of = |name: &str| {
             let found = self.counters.iter().find(|(other, _)| *other == name);

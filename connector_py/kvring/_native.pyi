@@ -250,7 +250,6 @@ class Connector:
             KvRingError: docs/reference/errors.md has all reasons ("Why an open fails"), and their
                 classes.
             OSError: A system call failed.
-
         """
 
     def event_fd(self) -> int:

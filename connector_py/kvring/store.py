@@ -124,7 +124,6 @@ class Store:
 
         Returns:
             The memory; None for a miss, which leaves `out` undefined.
-
         """
         return self._get([key], None if out is None else [out], timeout_s)[0]
 

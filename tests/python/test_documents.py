@@ -56,7 +56,10 @@ def test_every_source_file_says_first_what_it_is() -> None:
 def test_files_that_the_documents_name_are_there() -> None:
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        for name in re.findall(r"`((?:src|load|tests|connector_py|benches)/[\w/]+\.\w+)`", text):
+        for name in re.findall(
+            r"`((?:src|loadgen|tests|tools|examples|deploy|connector_py|benches)/[\w/]+\.\w+)`",
+            text,
+        ):
             assert (REPOSITORY / name).exists(), f"{page.name}: {name}"
         for link, heading in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", text):
             target = (page.parent / link).resolve() if link else page

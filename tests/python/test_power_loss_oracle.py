@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tools.vm.cut_machine import ToldLine
+from tools.vm.cut_machine import GuestLine
 from tools.vm.guest.power_loss import KEYS, LASTING_KEYS
 from tools.vm.power_loss_oracle import Cut, Row
 
 EVICTING = LASTING_KEYS
 # Two versions of keys 0 and EVICTING, a deleted key 1, and key 2, which is stored when it is cut.
 TOLD = [
-    ToldLine("ready", 0, [], 0),
-    ToldLine("set", 1, [0, 1, EVICTING], 100),
-    ToldLine("done", 1, [], 200),
-    ToldLine("delete", 2, [1], 300),
-    ToldLine("done", 2, [], 400),
-    ToldLine("set", 3, [0, EVICTING], 500),
-    ToldLine("done", 3, [], 600),
-    ToldLine("set", 4, [2], 700),
+    GuestLine("ready", 0, [], 0),
+    GuestLine("set", 1, [0, 1, EVICTING], 100),
+    GuestLine("done", 1, [], 200),
+    GuestLine("delete", 2, [1], 300),
+    GuestLine("done", 2, [], 400),
+    GuestLine("set", 3, [0, EVICTING], 500),
+    GuestLine("done", 3, [], 600),
+    GuestLine("set", 4, [2], 700),
 ]
 ALL_THERE = {0: 3, 1: None, 2: None, EVICTING: 3}
 
@@ -33,7 +33,7 @@ def judge(
 ) -> Row:
     """Return the row of a cut so long after the last answer, with this instead of what is right."""
     row = Row("case", is_control=False)
-    told = [*TOLD, ToldLine("time", flush_ms, [], 600 + age_ms)]
+    told = [*TOLD, GuestLine("time", flush_ms, [], 600 + age_ms)]
     versions = ALL_THERE | found
     cut = Cut(row, "cut", told, is_persistent, Path())
     cut.judge(failure, [versions.get(number) for number in range(KEYS)])

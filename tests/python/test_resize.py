@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -128,6 +129,17 @@ def test_a_closed_store_gets_no_more_than_its_disk_has(
     assert (status, out) == (1, "")
     assert "--capacity 1.0 PiB is more than the file system of" in err
     assert "free space there, or take less" in err
+
+
+def test_an_open_store_is_reduced_where_the_disk_is_full(
+    client: Client, store_directory: Path, kvring_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It uses less than the new capacity, and the disk has no more for it."""
+    full = shutil.disk_usage(store_directory)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    status, _, err = kvring_command(store_directory, "--capacity=96MiB", "--yes")
+    assert (status, err) == (0, "")
+    assert client.stat("capacity_bytes") == 96 * MIB
 
 
 def test_a_resize_that_another_one_replaces_says_so(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Step", "commands", "matches", "steps"]
+__all__ = ["Step", "matches", "steps"]
 
 _PART = re.compile(
     r"^/// tab \| (?P<tab>[^\n]+)$|^(?P<end>///)$|^```(?P<language>\w+)\n(?P<text>.*?)^```$",
@@ -43,11 +43,6 @@ def steps(page: Path, tab: str | None = None) -> list[Step]:
     if tab not in tabs:
         raise LookupError(f"{page} has no tab {tab}")
     return found
-
-
-def commands(page: Path, tab: str | None = None) -> list[str]:
-    """Return the scripts of `steps`."""
-    return [step.script for step in steps(page, tab)]
 
 
 def matches(expected: str, output: str) -> bool:

@@ -19,7 +19,7 @@ from tools.vm.machine import boot, start
 from tools.vm.packages import Kernel
 
 # Why a store is not usable or was made anew, and by key the version of its chunk.
-Found = tuple[str | None, list[int | str | None]]
+DriveContent = tuple[str | None, list[int | str | None]]
 
 # Slots of PCI that a machine has left.
 _FIRST_SLOT = 5
@@ -30,7 +30,7 @@ _SAMPLE_S = 0.002
 _END_S = 60.0
 
 
-class ToldLine(NamedTuple):
+class GuestLine(NamedTuple):
     """A line of the guest: a batch before and after it, or what time it is."""
 
     verb: str
@@ -53,7 +53,7 @@ class Recording:
 
     log: WriteLog
     size_bytes: int
-    told: list[ToldLine] = field(default_factory=list)
+    told: list[GuestLine] = field(default_factory=list)
     samples: list[tuple[int, int]] = field(default_factory=list)
 
     def loaded_s(self) -> float:
@@ -122,18 +122,18 @@ class Machines:
                 process.wait()
         return recording
 
-    def survey(self, case: Sequence[str], images: Sequence[Path]) -> list[Found]:
+    def survey(self, case: Sequence[str], images: Sequence[Path]) -> list[DriveContent]:
         """Boot with these drives; return what is told of each: why it is unusable, and versions.
 
         Raises:
             RuntimeError: The machine says nothing of one.
         """
-        found: list[Found] = []
+        found: list[DriveContent] = []
         for first in range(0, len(images), _MOST_DRIVES):
             found += self._survey(case, images[first : first + _MOST_DRIVES])
         return found
 
-    def _survey(self, case: Sequence[str], images: Sequence[Path]) -> list[Found]:
+    def _survey(self, case: Sequence[str], images: Sequence[Path]) -> list[DriveContent]:
         report = self.root.with_name("survey")
         report.write_bytes(b"")
         options = []
@@ -153,7 +153,7 @@ class Machines:
             )
         except subprocess.TimeoutExpired as error:
             printed = str(error)
-        told: dict[str, Found] = {}
+        told: dict[str, DriveContent] = {}
         for line in report.read_text(encoding="ascii").splitlines():
             serial, failure, found = json.loads(line)
             told[serial] = (failure, found)
@@ -196,4 +196,4 @@ def _listen(
             if not received:
                 raise RuntimeError("the machine ended by itself")
             *lines, rest = (rest + received).split(b"\n")
-            recording.told += [ToldLine(*json.loads(line)) for line in lines]
+            recording.told += [GuestLine(*json.loads(line)) for line in lines]

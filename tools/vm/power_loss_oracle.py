@@ -11,7 +11,7 @@ from tests.support.acknowledged import (
     durable_at_once,
     possible_versions,
 )
-from tools.vm.cut_machine import ToldLine
+from tools.vm.cut_machine import GuestLine
 from tools.vm.guest.power_loss import KEYS, LASTING_KEYS
 
 # What `best_effort` may lose, where a flush takes less than a second.
@@ -58,7 +58,7 @@ class Cut:
 
     row: Row
     title: str
-    told: list[ToldLine]
+    told: list[GuestLine]
     is_persistent: bool
     image: Path
 

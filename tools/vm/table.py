@@ -75,21 +75,22 @@ def overview(outcomes: list[SuiteOutcome]) -> str:
         cell = counts[one.kernel, one.target]
         cell.update(passed=one.passed, failed=len(one.failed), skipped=sum(one.skipped.values()))
     kernels = list(dict.fromkeys(one.kernel for one in outcomes))
-    titles = [title for name, title in _TARGETS.items()]
-    lines = [f"| Linux | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    # Without spaces, as in the reference: the length of the pages is counted by them.
+    lines = [f"|Linux|{'|'.join(_TARGETS.values())}|", "|---|" + "---|" * len(_TARGETS)]
     for kernel in kernels:
         texts = []
         for target in _TARGETS:
             cell = counts[kernel, target]
             texts.append(f"{cell['passed']}/{cell['failed']}/{cell['skipped']}" if cell else "")
-        lines.append(f"| {kernel} | {' | '.join(texts)} |")
+        lines.append(f"|{kernel}|{'|'.join(texts)}|")
     return "\n".join(lines)
 
 
 def write_results(outcomes: list[SuiteOutcome]) -> Path:
     """Write the table and its conditions into the results, and an overview into the page."""
-    ran = {one.kernel: f"{one.date}, commit {one.commit}" for one in outcomes}
-    runs = "\n".join(f"- Linux {kernel}: {when}" for kernel, when in ran.items())
+    # Targets of one kernel may have run at different commits.
+    ran = dict.fromkeys(f"- Linux {x.kernel}: {x.date}, commit {x.commit}" for x in outcomes)
+    runs = "\n".join(ran)
     suites = "\n".join(
         f"- {title}: {', '.join(dict.fromkeys(x.suite for x in outcomes if x.target == name))}"
         for name, title in _TARGETS.items()

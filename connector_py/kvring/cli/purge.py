@@ -51,7 +51,6 @@ def purge(
     """Remove the chunks of a namespace or a model from the store at PATH.
 
     The owner of an open store does it, and keeps pinned chunks. Name all paths of the store.
-
     """
     if (namespace is None) == (model is None):
         raise WrongArguments("say one of --namespace and --model, not both")

@@ -58,12 +58,15 @@ def resize(
             )
     facts = facts_of_all(paths, None)
     options = options_of(facts, None) | {"capacity": capacity, "ttl": "off"}
-    _refuse_more_than_disk(paths, capacity)
+    is_open = any(one["holder"] for one in facts)
+    if not is_open:
+        # An owner refuses it itself, and lets a full disk get less.
+        _refuse_more_than_disk(paths, capacity)
     before = _count(paths, as_json=as_json)
     losses, _ = losses_of_open(paths, **options)
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
         return 0
-    if any(one["holder"] for one in facts):
+    if is_open:
         stats, evicted = _resize_open(paths, capacity)
     else:
         with opened(paths, **options) as store:

@@ -95,7 +95,6 @@ def top(
     """Show rates and latencies of the store at PATH between two samples, until Ctrl-C.
 
     It asks the owner as stats does.
-
     """
     frames = itertools.islice(_frames(path, index_path, interval_s), count)
     if web:

@@ -65,7 +65,6 @@ def verify(
     """Verify the checksum of every chunk of the store at PATH, past the page cache.
 
     The store may be open, without --repair. Loads of a damaged chunk miss.
-
     """
     if repair:
         store_options(paths, index_path)
