@@ -1,7 +1,7 @@
-//! kvring: a local-NVMe tier for LMCache.
+//! kvring: a local-NVMe tier for LMCache, vLLM and SGLang.
 //!
 //! A [`Connector`] is an open store. It takes batches of keys and memory, and moves the bytes between that memory and the drive by
-//! O_DIRECT, with io_uring or with threads. Each batch is answered by one [`Completion`]; an eventfd says when there are some. Chunks
+//! O_DIRECT, with io_uring or with threads. Each batch is answered by one [`Completion`]; an eventfd is readable while there are some. Chunks
 //! survive restarts.
 //!
 //! ```

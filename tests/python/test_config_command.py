@@ -306,7 +306,7 @@ def test_info_of_a_store_in_use_and_after(
     assert (after["holder"], after["is_closed_in_order"]) == (None, True)
     assert after["capacity_bytes"] is None
     assert after["store_id"] == before["store_id"]
-    assert "nobody; closed in order" in printed(capsys, "info", store_directory)
+    assert "none; closed cleanly" in printed(capsys, "info", store_directory)
 
 
 def test_usage_is_by_namespace(

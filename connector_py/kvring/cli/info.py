@@ -131,9 +131,9 @@ def _space(path: Path, index_path: Path | None) -> dict[str, int | None]:
 
 def _print_info(document: dict[str, Any]) -> None:
     held = document["holder"] or (
-        "nobody; closed in order"
+        "none; closed cleanly"
         if document["is_closed_in_order"]
-        else "nobody that can be seen from here; not closed in order"
+        else "none visible from here; not closed cleanly"
     )
     facts = {
         "store": document["path"],

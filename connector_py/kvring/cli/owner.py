@@ -56,7 +56,7 @@ def _check_disk(path: Path, index_path: Path | None, *, is_change: bool) -> None
         if is_change:
             check_not_frozen(index_path or path)
     except TimeoutError as error:
-        message = f"{error}; when it does, the owner goes on with what was asked"
+        message = f"{error}; the owner completes the request when it answers again"
         raise TimeoutError(message) from None
 
 

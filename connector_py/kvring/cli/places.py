@@ -174,7 +174,7 @@ def _own_device(path: Path, tell: _Tell) -> Iterator[Path]:
     if _has_store(path):
         if not _is_left_over(path):
             raise PlaceError(
-                f"--path {str(path)!r} holds a store, and kvring bench works on none but its own; "
+                f"--path {str(path)!r} holds a store that kvring bench did not make; "
                 f"name another device; to erase this one, zero its first MiB"
             )
         _erase(path)

@@ -185,7 +185,7 @@ def _through(server: Server, step: Any, rpc_url: str, http_url: str, chunk_token
             request = engine.request(number, "store")
             with step("look up: a miss"):
                 if engine.lookup(request):
-                    raise Failure("the server has a chunk that nobody has stored")
+                    raise Failure("the server reports a chunk that was never stored")
             stored = engine.digests(request)
             with step("store in L1"):
                 engine.store(request)
