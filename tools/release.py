@@ -60,7 +60,7 @@ def refusals(root: Path) -> list[str]:
             f"the newest version in CHANGELOG.md is {newest}, Cargo.toml has {version}: "
             f"add `## [{version}] - {datetime.now(timezone.utc):%Y-%m-%d}`"
         )
-    elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", released[0][1]):
+    elif not _is_date(released[0][1]):
         found.append(f"CHANGELOG.md gives no date for {version}: write YYYY-MM-DD")
     if re.search(r"^## \[Unreleased\]\n+(?!## )\S", changelog, re.M):
         found.append(f"CHANGELOG.md has entries in Unreleased: move them to {version}")
@@ -74,13 +74,22 @@ def refusals(root: Path) -> list[str]:
     found += [
         f"{page.relative_to(root)} installs kvring {named}, Cargo.toml has {version}"
         for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-        for named in re.findall(r"\bkvring==([\w.]+)", page.read_text(encoding="utf-8"))
+        for named in re.findall(r"\bkvring==([\w.]*\w)", page.read_text(encoding="utf-8"))
         if named != version
     ]
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     if "version" in project:
         found.append("pyproject.toml has a version of its own: remove it")
     return found
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return (
+            f"{datetime.strptime(text, '%Y-%m-%d').replace(tzinfo=timezone.utc):%Y-%m-%d}" == text
+        )
+    except ValueError:
+        return False
 
 
 def missing_urls(root: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """What is mounted where a path is, as the kernel lists it (proc_pid_mountinfo(5))."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class Mount:
 
 def mount_of(path: Path) -> Mount | None:
     """Return what is mounted where `path` leads to; None if that is not told."""
-    return mount_at(path.resolve())
+    return mount_at(Path(os.path.realpath(path)))
 
 
 def mount_at(absolute: Path) -> Mount | None:

@@ -1,8 +1,10 @@
 """A store for programs that wait for each answer: `kvring.open()`."""
 
+import re
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -21,6 +23,9 @@ __all__ = ["ChunkError", "ChunkTimeoutError", "Store", "open"]
 _TIMEOUT_S: Final = 30.0
 
 _SHOWN_CHARACTERS: Final = 200
+
+# In the format of a buffer.
+_FIELD_NAME: Final = re.compile(":[^:]*:")
 
 _MemoryT = TypeVar("_MemoryT", bound="Memory")
 _ResultT = TypeVar("_ResultT")
@@ -73,12 +78,22 @@ def _seconds(timeout_s: Any) -> float:
 
 
 def _refuse_objects(key: str, memory: Any) -> None:
-    """Refuse memory of references: no other process could make anything of them."""
-    kind = getattr(memory, "dtype", None)
-    has_objects = getattr(kind, "hasobject", False)
-    if has_objects or (isinstance(memory, memoryview) and "O" in memory.format):
+    """Refuse memory of references: bytes are none, and to follow them ends the process."""
+    has_objects = getattr(getattr(memory, "dtype", None), "hasobject", None)
+    if has_objects is None:
+        # Of no array of numpy. What has no buffer, or a released one, is refused elsewhere.
+        with suppress(BufferError, TypeError, ValueError):
+            has_objects = "O" in _FIELD_NAME.sub("", memoryview(memory).format)
+    if has_objects:
         reason = "its memory has references to objects; pass the bytes of a serialized object"
         raise SubmitError(f"{_shown(key)}: {reason}")
+
+
+def _refuse_objects_among(keys: Any, outs: Any) -> None:
+    # The native module refuses what is no sequence, or of another length.
+    if isinstance(keys, Sequence) and isinstance(outs, Sequence):
+        for key, out in zip(keys, outs, strict=False):
+            _refuse_objects(key, out)
 
 
 class Store:
@@ -177,6 +192,7 @@ class Store:
         deadline = _Deadline(timeout_s)
         if outs is None:
             return self._load_new(keys, deadline)
+        _refuse_objects_among(keys, outs)
         loaded = self._answers(self._calls.get, keys, outs, deadline=deadline)
         answers = list(zip(keys, outs, loaded, strict=True))
         self._check_lengths([(key, out) for key, out, is_loaded in answers if not is_loaded])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_an_option_of_vllm_is_its_own(capsys: pytest.CaptureFixture[str]) -> Non
             "docker",
             " --mount type=bind,source=/mnt/a,target=/mnt/a --mount 'type=bind,source=/mnt/b c,",
         ),
+        (("/mnt/a\nb", "1GiB"), "docker", '\'type=bind,"source=/mnt/a\nb","target=/mnt/a\nb"\''),
         # Where its index is has to be there as well.
         (ON_DEVICE, "systemd", "RequiresMountsFor=/mnt/index\n"),
         (
@@ -121,8 +123,10 @@ REFUSED = {
     f"{PLACE} --option require_mount=/srv": "neither a path nor index_path is there or below it",
     "/mnt/a /mnt/b /mnt/c 1GiB,2GiB": "3 paths but 2 capacities",
     "/mnt/a 1GiB,2GiB": "1 path but 2 capacities",
-    "'/mnt/a\nb' 1GiB --systemd": "has a character that no unit can have",
+    "'/mnt/a\nb' 1GiB --systemd": "has a character that no unit can have; name another",
     "/mnt/a:b 1GiB --kubernetes": "'/mnt/a:b' has a ':', which ends a path there; name another",
+    "/mnt/a 1GiB --shared file:///mnt/a": "/mnt/a is in the store's own /mnt/a; name a directory",
+    "/mnt/b /mnt/a 1GiB --shared file:///mnt/a/s": "/mnt/a/s is in the store's own /mnt/a",
     "/dev/pci-0:1 all --docker": "'/dev/pci-0:1' has a ':', which ends a path there; name a link",
     # What contradicts something else.
     f"{PLACE} --option path=/b": "--option path is not what stands before CAPACITY",
@@ -147,3 +151,14 @@ def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], arguments
     ended = capsys.readouterr()
     assert REFUSED[arguments] in ended.err
     assert ended.out == ""
+
+
+@pytest.mark.parametrize("options", ["", "--docker", "--kubernetes", "--systemd"])
+def test_a_circle_of_links_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str
+) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for path in (circle, circle / "kvring"):
+        assert main(["config", str(path), "1GiB", *options.split()]) == 2
+        assert f"{path} leads nowhere: Too many levels of symbolic" in capsys.readouterr().err

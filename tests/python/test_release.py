@@ -214,6 +214,10 @@ def tag_and_go_on(root: Path) -> None:
         ),
         (replace("CHANGELOG.md", DATED, f"## [{VERSION}] - soon"), "gives no date"),
         (
+            replace("CHANGELOG.md", DATED, f"## [{VERSION}] - 2026-02-30\n## [0] - 20"),
+            "gives no date",
+        ),
+        (
             replace("Cargo.toml", f'version = "{VERSION}"', 'version = "9.9.9"'),
             f"Cargo.lock has kvring {VERSION}, Cargo.toml 9.9.9: run cargo update --workspace",
         ),
@@ -232,6 +236,7 @@ def tag_and_go_on(root: Path) -> None:
         "no section",
         "unreleased",
         "no date",
+        "no day of a month",
         "lock",
         "page",
         "second version",
@@ -243,6 +248,11 @@ def test_what_is_no_release_is_refused(
     assert refusals(tree) == []
     change(tree)
     assert any(reason in line for line in refusals(tree)), refusals(tree)
+
+
+def test_a_version_may_end_a_sentence(tree: Path) -> None:
+    replace("README.md", f"kvring=={VERSION}", f"kvring=={VERSION}.")(tree)
+    assert refusals(tree) == []
 
 
 def test_addresses_that_the_owner_has_not_set_are_named(tree: Path) -> None:

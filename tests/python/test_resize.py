@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     status, _, err = kvring_command(store_directory, "--capacity=1PiB")
     assert (status, "free space there, or take less" in err) == (1, True)
     assert client.stat("capacity_bytes") == 64 * MIB
+    status, _, err = kvring_command(store_directory, "--capacity=much")
+    assert (status, "'much' is not valid: it does not begin with a number" in err) == (2, True)
     with bare_loop_device(tmp_path, 64 * MIB) as device:
         status, _, err = kvring_command(device.path, "--capacity=32MiB")
         assert (status, "changed when it is opened" in err) == (1, True)
@@ -147,9 +149,11 @@ def test_a_resize_that_another_one_replaces_says_so(
 ) -> None:
     wait = resizing._wait
 
-    def other_first(all_stats: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    def other_first(
+        all_stats: Iterator[dict[str, Any]], paths: Sequence[Path]
+    ) -> tuple[dict[str, Any], str]:
         client.connector.change_limits(capacity="96MiB")
-        return wait(all_stats)
+        return wait(all_stats, paths)
 
     monkeypatch.setattr(resizing, "_wait", other_first)
     status, out, err = kvring_command(store_directory, "--capacity=128MiB", "--yes")

@@ -174,6 +174,13 @@ def test_a_path_in_a_circle_and_an_index_without_header(
     )
 
 
+def test_a_directory_in_the_place_of_an_index_is_no_dead_disk(tmp_path: Path) -> None:
+    (tmp_path / "index.kvring").mkdir()
+    why = "it is a directory, not a regular file; move it away"
+    assert_state(tmp_path, "damaged index", why, "start the server, which begins a new index")
+    assert (tmp_path / "index.kvring").is_dir()
+
+
 @pytest.mark.root
 def test_a_block_device(tmp_path: Path) -> None:
     with bare_loop_device(tmp_path, SIZE_BYTES) as device:
@@ -280,6 +287,10 @@ def test_a_frozen_file_system(tmp_path: Path, file_system: str) -> None:
                 assert purged.returncode == 1
                 assert f"the file system of {path} took no change for 5 s" in purged.stderr
                 assert "fsfreeze --unfreeze" in purged.stderr
+                # The owner does that at once, but frees nothing.
+                resized = kvring_command("resize", path, "--capacity=16MiB", "--yes")
+                assert resized.returncode == 4
+                assert f"the file system of {path} took no change for 5 s" in resized.stderr
             assert status_of(path)[0]["state"] == "healthy"
         with frozen(place):
             # Nobody has it open.
@@ -287,6 +298,22 @@ def test_a_frozen_file_system(tmp_path: Path, file_system: str) -> None:
         assert resized.returncode == 1
         assert f"the file system of {path} took no change for 5 s" in resized.stderr
         assert (path / "index.kvring").is_file()
+
+
+@pytest.mark.root
+def test_a_frozen_file_system_below_the_index_of_a_device(tmp_path: Path) -> None:
+    """Its file has a name of its own."""
+    with (
+        loop_device(tmp_path, "ext4", 2 * SIZE_BYTES) as device,
+        bare_loop_device(tmp_path, SIZE_BYTES) as bare,
+    ):
+        indexes, name = device.directory / "indexes", bare.path
+        kvring.Connector(name, "all", index_path=indexes).close()
+        with frozen(device.directory):
+            (found,) = json.loads(
+                kvring_command("status", name, f"--index-path={indexes}", "--json").stdout
+            )
+    assert found["state"] == "frozen", found
 
 
 def say_as_another_user(path: str) -> None:

@@ -1,5 +1,6 @@
 """kvring.open(): the store of programs that wait for each answer, and its errors."""
 
+import ctypes
 import os
 import pickle
 import signal
@@ -152,6 +153,21 @@ REFUSALS: dict[str, tuple[Callable[[kvring.Store], object], type[Exception], str
         lambda store: store.get("key", b"chunk"),
         kvring.SubmitError,
         "^'key': buffer 0 is read-only",
+    ),
+    "objects": (
+        lambda store: store.get("key", (ctypes.py_object * 1)()),
+        kvring.SubmitError,
+        "^'key': its memory has references to objects",
+    ),
+    "the second one has objects": (
+        lambda store: store.get_many(["a", "b"], [bytearray(8), (ctypes.py_object * 1)()]),  # type: ignore[type-var]
+        kvring.SubmitError,
+        "^'b': its memory has references to objects",
+    ),
+    "objects to store": (
+        lambda store: store.put("key", (ctypes.py_object * 1)()),
+        kvring.SubmitError,
+        "^'key': its memory has references to objects",
     ),
     "the third key": (
         lambda store: store.get_many(["a", "b", "c" * 5000]),

@@ -160,6 +160,8 @@ def config(
     tier = None if shared is None else shared_tier(shared)
     own = _OPTIONS_OF_VLLM if program == "vllm" else ()
     parameters = _parameters(paths, capacity, others, own, has_shared=tier is not None)
+    for directory in directory_of(tier):
+        _refuse_inside(directory, _places(parameters))
     parameters = with_required_mounts(parameters, in_container=form in ("docker", "kubernetes"))
     if form == "kubernetes" and program == "lmcache":
         # Of its probe.
@@ -305,6 +307,15 @@ def _all(value: Any) -> list[Any]:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
+
+
+def _refuse_inside(shared: Path, places: list[Path]) -> None:
+    for place in places:
+        if shared.is_relative_to(place):
+            text = (
+                f"--shared: {shared} is in the store's own {place}; name a directory of all nodes"
+            )
+            raise WrongArguments(text)
 
 
 def _places(parameters: dict[str, Any]) -> list[Path]:

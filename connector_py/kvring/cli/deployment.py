@@ -90,7 +90,8 @@ def check_paths(places: Places, form: str) -> None:
     for path in (*places.store, *places.shared):
         text = str(path)
         if form == "systemd" and not text.isprintable():
-            raise WrongArguments(f"--systemd: {text!r} has a character that no unit can have")
+            what = f"{text!r} has a character that no unit can have; name another directory"
+            raise WrongArguments(f"--systemd: {what}")
         is_parted = ":" in text and (form == "kubernetes" or (form == "docker" and is_device(path)))
         if is_parted:
             way_out = "name a link without one" if is_device(path) else "name another directory"
@@ -171,9 +172,10 @@ docker run --detach --name lmcache --gpus all --network host --ipc host \\
 def _bind_mount(path: Path) -> str:
     """Return what `--mount` takes; `--volume` makes a directory below a missing mount."""
     fields = (f"source={path}", f"target={path}")
-    # Of a field with a comma or a quote: CSV, as Docker reads it.
+    # Of a field with a comma, a quote or the end of a line: CSV, as Docker reads it.
     quoted = (
-        f'"{one.replace(chr(34), chr(34) * 2)}"' if set(one) & set(',"') else one for one in fields
+        f'"{one.replace(chr(34), chr(34) * 2)}"' if set(one) & set(',"\r\n') else one
+        for one in fields
     )
     return ",".join(("type=bind", *quoted))
 

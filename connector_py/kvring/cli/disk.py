@@ -159,10 +159,11 @@ def wait_for_thaw(directory: Path) -> None:
 
     It waits while the file system is frozen. Else it is refused: `rmdir` removes no file.
     """
-    index = directory / INDEX_NAME
     with suppress(OSError):
-        if index.is_file():
-            index.rmdir()
+        # That of a device beside the indexes of others has a name of its own.
+        for index in directory.glob("index*.kvring"):
+            if index.is_file():
+                index.rmdir()
 
 
 def _file_of_chunks(path: Path) -> Path:
@@ -176,6 +177,8 @@ def read_head(path: Path) -> None:
 
     Not of the index, unless there is nothing else: on a disk that is stuck the read would keep the
     inode locked, and the owner could not write its index.
+
+    A directory in the place of a file is no fault of the drive.
 
     Raises:
         OSError: It cannot be read.
@@ -192,6 +195,7 @@ def read_head(path: Path) -> None:
     # O_DIRECT takes memory that begins at a page.
     with mmap.mmap(-1, mmap.PAGESIZE) as memory:
         try:
-            os.readv(descriptor, [memory])
+            with suppress(IsADirectoryError):
+                os.readv(descriptor, [memory])
         finally:
             os.close(descriptor)

@@ -49,7 +49,7 @@ class _Size(_IntType):
         try:
             converted = size_bytes(value)
         except ConfigError as error:
-            self.fail(str(error), parameter, context)
+            self.fail(f"{value!r} is not valid: {error}", parameter, context)
         if converted < self._least_bytes:
             self.fail(f"{value!r} is less than {self._least_bytes} B", parameter, context)
         return converted

@@ -10,6 +10,7 @@ import click
 
 from kvring._native import StoredChunks
 from kvring.cli.consent import consent_options, has_consent, losses_of_open
+from kvring.cli.disk import check_not_frozen
 from kvring.cli.failure import Failure, PartialSuccess
 from kvring.cli.opening import facts_of_all, opened, options_of
 from kvring.cli.output import count_text, print_json, size_text
@@ -22,13 +23,14 @@ from kvring.cli.stores import said_well, store_paths
 __all__ = ["resize"]
 
 _EPILOG = """
-Exit status: 1 if the store is unchanged, 4 if it is still above the capacity after 30 s without
-progress.
+Exit status: 1 if the store is unchanged, 4 if it is still above the capacity, frozen or 30 s
+without progress.
 """
 
 _LOOK_EVERY_S = 0.05
 # Leases end, and loads do: what stays for longer is pinned.
 _STUCK_S = 30.0
+_LOOK_AT_DISK_S = 1.0
 
 
 @click.command(epilog=_EPILOG, short_help="Change the capacity of a store.")
@@ -67,17 +69,21 @@ def resize(
     if not has_consent(losses, yes=yes, dry_run=dry_run, as_json=as_json):
         return 0
     if is_open:
-        stats, evicted = _resize_open(paths, capacity)
+        stats, evicted, trouble = _resize_open(paths, capacity)
     else:
         with opened(paths, **options) as store:
-            stats = _wait(iter(store.stats, None))
+            stats, trouble = _wait(iter(store.stats, None), ())
         evicted = before - stats["keys"]
     _report(stats, evicted, as_json=as_json)
     if over_bytes := _over_bytes(stats):
         raise PartialSuccess(
             f"{size_text(over_bytes)} beyond the capacity are not free yet: "
-            f"{size_text(stats['pinned_bytes'])} are pinned, {size_text(stats['leased_bytes'])} "
-            "leased, others being read or written; the owner frees them once they are not"
+            + (
+                trouble
+                or f"{size_text(stats['pinned_bytes'])} are pinned, "
+                f"{size_text(stats['leased_bytes'])} leased, others being read or written"
+            )
+            + "; the owner frees them once they are not"
         )
     return 0
 
@@ -105,8 +111,12 @@ def _count(paths: Sequence[Path], *, as_json: bool) -> int:
     return count
 
 
-def _resize_open(paths: Sequence[Path], capacity: Sequence[int]) -> tuple[dict[str, Any], int]:
-    """Have the owner do it, and wait; return its figures and how many chunks it has evicted."""
+def _resize_open(paths: Sequence[Path], capacity: Sequence[int]) -> tuple[dict[str, Any], int, str]:
+    """Have the owner do it, and wait.
+
+    Returns:
+        Its figures, how many chunks it has evicted, and what is wrong with its disk.
+    """
     found = [path.stat() for path in paths]
     capacities = [
         [one.st_dev, one.st_ino, size_bytes]
@@ -119,26 +129,38 @@ def _resize_open(paths: Sequence[Path], capacity: Sequence[int]) -> tuple[dict[s
 
     before = stats()["evicted"]
     need_owner(paths[0], None, ask="resize", capacities=capacities)
-    after = _wait(iter(stats, None))
+    after, trouble = _wait(iter(stats, None), paths)
     reached = [one["capacity_bytes"] for one in after["paths"]]
     if sorted(reached) != sorted(capacity):
         now = ", ".join(map(size_text, reached))
         raise Failure(f"{paths[0]} has another capacity, {now}: another resize came meanwhile")
-    return after, after["evicted"] - before
+    return after, after["evicted"] - before, trouble
 
 
-def _wait(all_stats: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Wait until a store is within its capacity, or comes no nearer to it; return its figures."""
+def _wait(all_stats: Iterator[dict[str, Any]], paths: Sequence[Path]) -> tuple[dict[str, Any], str]:
+    """Wait until a store is within its capacity, or comes no nearer to it.
+
+    Returns:
+        Its figures, and which of these paths takes no change.
+    """
     stats = next(all_stats)
     over_bytes, since_s = _over_bytes(stats), time.monotonic()
+    has_looked = not paths
     with progress("bringing it down", over_bytes) as advance:
         while over_bytes and time.monotonic() - since_s < _STUCK_S:
             time.sleep(_LOOK_EVERY_S)
             stats = next(all_stats)
             if (now_bytes := _over_bytes(stats)) < over_bytes:
                 advance(over_bytes - now_bytes)
-                over_bytes, since_s = now_bytes, time.monotonic()
-    return stats
+                over_bytes, since_s, has_looked = now_bytes, time.monotonic(), not paths
+            elif not has_looked and time.monotonic() - since_s > _LOOK_AT_DISK_S:
+                has_looked = True
+                try:
+                    for path in paths:
+                        check_not_frozen(path)
+                except TimeoutError as error:
+                    return stats, str(error)
+    return stats, ""
 
 
 def _over_bytes(stats: dict[str, Any]) -> int:

@@ -63,9 +63,7 @@ def look_at_placement(
     text = _text(device / "queue" / "max_write_streams")
     if not text:
         if drive.name.startswith("nvme"):
-            what = (
-                "this kernel reports none (Linux 6.16 does): `write_streams` has no effect"
-            )
+            what = "this kernel reports none (Linux 6.16 does): `write_streams` has no effect"
             yield Finding(Level.OK, _CHECK, what)
         return
     count = int(text)
