@@ -67,7 +67,11 @@ class OwnerSocket:
             for one in store.stats()["paths"]:
                 if one["in_use"]:
                     self._listen(Path(one["path"]))
-            threading.Thread(target=self._serve, name="kvring-owner", daemon=True).start()
+            # Here, while none is closed: the thread may begin after close().
+            listening = {one.fileno(): (one, at) for one, at in self._listening.items()}
+            threading.Thread(
+                target=self._serve, args=(listening,), name="kvring-owner", daemon=True
+            ).start()
         except (OSError, RuntimeError, KvRingError) as error:
             _logger.warning("commands cannot ask the owner of the store: %s", error)
             self.close()
@@ -116,11 +120,10 @@ class OwnerSocket:
             raise
         self._listening[one] = listener
 
-    def _serve(self) -> None:
+    def _serve(self, listening: dict[int, tuple[socket.socket, _Listener]]) -> None:
         # They are for the threads of the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         poll = select.poll()
-        listening = {one.fileno(): (one, listener) for one, listener in self._listening.items()}
         for descriptor in listening:
             poll.register(descriptor, select.POLLIN)
         while self._listening:

@@ -50,6 +50,36 @@ def test_the_owner_answers_and_others_may_not_ask(client: Client, store_director
     assert answer["recovery"]["kept"] == 0
 
 
+def test_a_store_is_closed_while_the_thread_of_its_owner_begins(
+    store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+    failures: list[object] = []
+
+    class ClosedMeanwhile(dict[Any, Any]):
+        def items(self) -> Any:
+            found = list(super().items())
+            closed.wait(HANG_DEADLINE_S)
+            return found
+
+    def start(thread: Any) -> None:
+        if thread.name == "kvring-owner":
+            owner = thread._target.__self__
+            owner._listening = ClosedMeanwhile(owner._listening)
+        start_thread(thread)
+
+    start_thread = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    kvring.Connector(store_directory, "64MiB").close()
+    threads = [one for one in threading.enumerate() if one.name == "kvring-owner"]
+    closed.set()
+    for thread in threads:
+        thread.join(HANG_DEADLINE_S)
+        assert not thread.is_alive()
+    assert failures == []
+
+
 @pytest.mark.parametrize(
     ("request_line", "message"),
     [
