@@ -301,6 +301,13 @@ def run_child(
     )
 
 
+@pytest.fixture(autouse=True)
+def _as_in_a_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that ran in this process, and what they import, leave variables behind."""
+    for name in ("COLUMNS", "LMCACHE_LOG_LEVEL", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def store_directory(tmp_path: Path) -> Iterator[Path]:
     """A directory for one store, gone as soon as the test is over: pytest would keep it."""

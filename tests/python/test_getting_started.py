@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -70,7 +71,6 @@ def run(tmp_path: Path, packages: list[Path]) -> Run:
         directory = tmp_path / tab
         directory.mkdir()
         programs = make_environment(directory / "environment", packages)
-        environment = environment_of(directory, programs, model)
         blocks = [
             # `kvring doctor` exits with 3 where it has warnings, as the page says.
             f"{{ {step.script}}} > {number}.out 2> {number}.err || [ $? = 3 ] || exit {number + 1}"
@@ -78,12 +78,14 @@ def run(tmp_path: Path, packages: list[Path]) -> Run:
         ]
         script = directory / "page.sh"
         script.write_text("\n".join([PREPARATION, *blocks]))
-        status = subprocess.run(
-            [*KILLED_WITH_PARENT, *ALONE, "bash", script],
-            cwd=directory,
-            env=environment,
-            check=False,
-        ).returncode
+        # vLLM makes sockets in it, whose paths have 107 characters at most.
+        with tempfile.TemporaryDirectory(prefix="kvring-") as temporary:
+            status = subprocess.run(
+                [*KILLED_WITH_PARENT, *ALONE, "bash", script],
+                cwd=directory,
+                env=environment_of(directory, programs, model) | {"TMPDIR": temporary},
+                check=False,
+            ).returncode
         if status:
             print((directory / f"{status - 1}.out").read_text())
             print((directory / f"{status - 1}.err").read_text())
@@ -112,7 +114,6 @@ def environment_of(directory: Path, programs: Path, model: Path) -> dict[str, st
         "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join([str(programs), "/usr/bin", "/bin", "/usr/sbin", "/sbin"]),
         "PIP_NO_INDEX": "1",
-        "TMPDIR": str(directory),
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_CACHE_ROOT": str(directory / "cache"),
         "VLLM_CONFIG_ROOT": str(directory / "config"),

@@ -158,10 +158,15 @@ def _copy_modules(kernel: Kernel, root: Path, kmod: Path, programs: Path) -> Non
     )
 
 
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 def _libraries(root: Path, programs: Path) -> list[Path]:
     """Return what the programs and modules of the image are linked with."""
     files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-    linked = [str(path) for path in files if path.open("rb").read(4) == b"\x7fELF"]
+    linked = [str(path) for path in files if _is_elf(path)]
     environment = library_environment(programs)
     listed = subprocess.run(
         ["ldd", *linked], env=environment, capture_output=True, text=True, check=False
