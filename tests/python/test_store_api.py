@@ -3,13 +3,9 @@
 import ctypes
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +14,6 @@ from typing import Any
 import pytest
 
 import kvring
-from kvring.owner_requests import ask
 from tests.python.conftest import (
     CAPACITY_BYTES,
     ENGINE,
@@ -32,8 +27,6 @@ from tests.python.conftest import (
     until,
 )
 from tests.python.test_fork import run_fork
-from tests.python.test_frozen import frozen, hear, tell
-from tests.support.devices import loop_device
 
 # Longer than any test: who waits so long hangs.
 LONG_S = 3600.0
@@ -360,56 +353,3 @@ def test_a_late_answer_is_an_error_and_its_memory_is_let_go(store: kvring.Store)
 
     until("the end of the stores", is_let_go)
     assert loaded(store, "0") == bytes(chunk)
-
-
-def wait_on_a_frozen_file_system(path: str) -> None:
-    """Put while nothing can be written, until Ctrl-C; then say what is left of the store."""
-    # What a shell starts in the background ignores it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with kvring.open(path, 64 * MIB, min_free=0, admit="always") as store:
-        store.put("kept", b"chunk")
-        store.put("deleted", b"chunk")
-        print("ready", flush=True)
-        sys.stdin.readline()
-        print(failure_of(lambda: store.put("late", b"chunk", timeout_s=0.1)), flush=True)
-        print(failure_of(lambda: store.delete("deleted", timeout_s=0.1)), flush=True)
-        try:
-            store.put("interrupted", b"chunk", timeout_s=LONG_S)
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
-        print(store.get("kept"), flush=True)
-        sys.stdin.readline()
-        store.put("after", b"chunk", timeout_s=HANG_DEADLINE_S)
-        print(store.get("after"), store.close()["shutdown_clean"], flush=True)
-
-
-def sets_of(path: Path) -> int:
-    """Ask the owner of a store how many SETs it was given."""
-    answer = ask(path, None, {"ask": "stats"})
-    assert answer is not None
-    return int(answer["stats"]["set_queued"])
-
-
-@pytest.mark.root
-def test_ctrl_c_and_timeouts_end_what_a_frozen_file_system_holds_up(
-    tmp_path: Path, start_child: Callable[..., "subprocess.Popen[str]"]
-) -> None:
-    with ExitStack() as stack:
-        directory = stack.enter_context(loop_device(tmp_path, "ext4", 512 * MIB)).directory
-        path = directory / "store"
-        child = start_child(wait_on_a_frozen_file_system, str(path))
-        # Before the file system is unmounted.
-        stack.callback(child.communicate)
-        stack.callback(child.kill)
-        with frozen(directory):
-            tell(child)
-            for key, verb in (("late", "stored"), ("deleted", "deleted")):
-                reason = f"'{key}': not {verb} within 0.1 s"
-                assert hear(child, HANG_DEADLINE_S).startswith(f"ChunkTimeoutError {reason}")
-
-            until("the put", lambda: sets_of(path) == 4)
-            child.send_signal(signal.SIGINT)
-            assert hear(child, HANG_DEADLINE_S) == "interrupted\n"
-            assert hear(child, HANG_DEADLINE_S) == "bytearray(b'chunk')\n"
-        tell(child)
-        assert hear(child, HANG_DEADLINE_S) == "bytearray(b'chunk') True\n"
