@@ -17,7 +17,7 @@ from tests.python.conftest import (
     until,
 )
 from tests.python.test_frozen import frozen, hear, tell
-from tests.python.test_store_api import LONG_S
+from tests.python.test_store_api import LONG_S, failure_of
 from tests.support.devices import loop_device
 
 
